@@ -1,0 +1,20 @@
+"""The one exception for mistakes that a user can mend."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(ValueError):
+    """A mistake in the user's input; the message names the value, the place and the remedy.
+
+    The command line prints the message alone and exits with status 2; anything else that is raised is our bug
+    and keeps its traceback.
+    """
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return " Did you mean 'x'?" for the known name closest to `name`, or "" when none is close."""
+    close = difflib.get_close_matches(str(name), [str(k) for k in known], n=1, cutoff=0.5)
+    return f" Did you mean '{close[0]}'?" if close else ""
