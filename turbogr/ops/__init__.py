@@ -1,0 +1,25 @@
+"""Operators on jagged tensors, each a contract over one or more backends (see `registry`)."""
+
+from turbogr.ops.embedding import embed
+from turbogr.ops.gated_linear import gated_linear
+from turbogr.ops.jagged_attention import RelativeBias, hstu_attention
+from turbogr.ops.norm_linear import norm_linear
+from turbogr.ops.registry import backend, services, set_backend
+from turbogr.ops.row_optimizer import row_adagrad_, row_adam_
+from turbogr.ops.sampled_softmax import sampled_softmax
+from turbogr.ops.unique import unique_rows
+
+__all__ = [
+    "RelativeBias",
+    "backend",
+    "embed",
+    "gated_linear",
+    "hstu_attention",
+    "norm_linear",
+    "row_adagrad_",
+    "row_adam_",
+    "sampled_softmax",
+    "services",
+    "set_backend",
+    "unique_rows",
+]

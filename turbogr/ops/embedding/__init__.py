@@ -1,0 +1,46 @@
+"""Look-up, scale, position and dropout in one pass over the real ids of a jagged batch."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from turbogr.ops import registry
+from turbogr.ops.checks import check_index, check_shape
+from turbogr.ops.embedding import reference
+from turbogr.random import Dropout
+
+
+def embed(
+    rows: Tensor,
+    index: Tensor,
+    position_rows: Tensor,
+    positions: Tensor,
+    *,
+    scale: float,
+    dropout: Dropout | None = None,
+    keys: Tensor | None = None,
+) -> Tensor:
+    """Return dropout(rows[index] * scale + position_rows[positions]), [T, d].
+
+    rows [R, d], index [T], position_rows [N, d], positions [T]; `keys` [T] int64 name the tokens for dropout. The gradient of
+    `rows` adds up duplicate indices.
+
+    Raises:
+        ValueError: shapes that do not fit, an index outside its table, or dropout without keys.
+    """
+    check_shape("rows", rows, (None, None))
+    check_shape("position_rows", position_rows, (None, rows.shape[1]))
+    check_shape("index", index, (None,))
+    check_shape("positions", positions, (index.shape[0],))
+    check_index("index", index, rows.shape[0])
+    check_index("positions", positions, position_rows.shape[0])
+    if dropout is not None:
+        if keys is None:
+            raise ValueError("dropout needs the keys of the tokens")
+        check_shape("keys", keys, (index.shape[0],))
+    function = registry.choose("embed", rows.device, rows.dtype)
+    out: Tensor = function(rows, index, position_rows, positions, scale, dropout, keys)
+    return out
+
+
+registry.register_reference("embed", reference.embed)

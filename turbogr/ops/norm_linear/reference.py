@@ -1,0 +1,25 @@
+"""The definition of norm_linear in plain PyTorch."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.nn import functional as F
+
+
+def normalize(x: Tensor, norm: str, eps: float) -> Tensor:
+    """LayerNorm, RMSNorm or nothing over the last dimension, without parameters."""
+    if norm == "layer":
+        return F.layer_norm(x, x.shape[-1:], eps=eps)
+    if norm == "rms":
+        return F.rms_norm(x, x.shape[-1:], eps=eps)
+    assert norm == "none", norm
+    return x
+
+
+def norm_linear(x: Tensor, weight: Tensor, bias: Tensor | None, norm: str, activation: str, eps: float) -> Tensor:
+    """See `turbogr.ops.norm_linear.norm_linear`."""
+    y = normalize(x, norm, eps) @ weight
+    if bias is not None:
+        y = y + bias
+    assert activation in ("silu", "none"), activation
+    return F.silu(y) if activation == "silu" else y

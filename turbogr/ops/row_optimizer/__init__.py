@@ -1,0 +1,58 @@
+"""Optimisers that touch only some rows of a table, in place: the update of the item table after each step.
+
+Both take `weight` [V, d], `index` [R] distinct rows and their summed gradients `grad` [R, d]. State of the other rows is left
+alone, so the cost follows the batch, not the table.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from turbogr.ops import registry
+from turbogr.ops.checks import check_index, check_shape
+from turbogr.ops.row_optimizer import reference
+
+
+def row_adam_(
+    weight: Tensor,
+    mean: Tensor,
+    square: Tensor,
+    index: Tensor,
+    grad: Tensor,
+    *,
+    step: int,
+    lr: float,
+    betas: tuple[float, float],
+    eps: float,
+    weight_decay: float = 0.0,
+) -> None:
+    """Adam with decoupled weight decay on the rows `index`; `mean` and `square` [V, d] are its moments.
+
+    `step` counts from 1 and corrects the bias of the moments, which for a row that every step touches is exactly
+    AdamW; a row that steps skip keeps its moments as they are.
+    """
+    _check(weight, index, grad)
+    check_shape("mean", mean, tuple(weight.shape))
+    check_shape("square", square, tuple(weight.shape))
+    if step < 1:
+        raise ValueError(f"step counts from 1, got {step}")
+    function = registry.choose("row_adam", weight.device, weight.dtype)
+    function(weight, mean, square, index, grad, step, lr, *betas, eps, weight_decay)
+
+
+def row_adagrad_(weight: Tensor, square: Tensor, index: Tensor, grad: Tensor, *, lr: float, eps: float) -> None:
+    """Adagrad on the rows `index`: square += grad², weight -= lr · grad / (sqrt(square) + eps); `square` [V, d]."""
+    _check(weight, index, grad)
+    check_shape("square", square, tuple(weight.shape))
+    registry.choose("row_adagrad", weight.device, weight.dtype)(weight, square, index, grad, lr, eps)
+
+
+def _check(weight: Tensor, index: Tensor, grad: Tensor) -> None:
+    check_shape("weight", weight, (None, None))
+    check_shape("index", index, (None,))
+    check_shape("grad", grad, (index.shape[0], weight.shape[1]))
+    check_index("index", index, weight.shape[0])
+
+
+registry.register_reference("row_adam", reference.row_adam_)
+registry.register_reference("row_adagrad", reference.row_adagrad_)

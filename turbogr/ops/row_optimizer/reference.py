@@ -1,0 +1,39 @@
+"""The definition of the row optimisers in plain PyTorch."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+
+@torch.no_grad()
+def row_adam_(
+    weight: Tensor,
+    mean: Tensor,
+    square: Tensor,
+    index: Tensor,
+    grad: Tensor,
+    step: int,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+) -> None:
+    """See `turbogr.ops.row_optimizer.row_adam_`."""
+    m = mean[index].lerp_(grad, 1 - beta1)
+    v = square[index].mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
+    mean[index], square[index] = m, v
+    denominator = v.sqrt_().div_(math.sqrt(1 - beta2**step)).add_(eps)
+    decayed = weight[index].mul_(1 - lr * weight_decay)
+    weight[index] = decayed.addcdiv_(m, denominator, value=-lr / (1 - beta1**step))
+
+
+@torch.no_grad()
+def row_adagrad_(weight: Tensor, square: Tensor, index: Tensor, grad: Tensor, lr: float, eps: float) -> None:
+    """See `turbogr.ops.row_optimizer.row_adagrad_`."""
+    s = square[index].addcmul_(grad, grad)
+    square[index] = s
+    weight[index] = weight[index].addcdiv_(grad, s.sqrt_().add_(eps), value=-lr)

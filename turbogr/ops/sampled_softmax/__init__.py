@@ -1,0 +1,49 @@
+"""The loss of retrieval: cross-entropy of each position's target against its own sampled negatives."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from turbogr.ops import registry
+from turbogr.ops.checks import check_index, check_shape
+from turbogr.ops.sampled_softmax import reference
+
+NORM_EPS = reference.NORM_EPS
+
+
+def sampled_softmax(
+    queries: Tensor,
+    rows: Tensor,
+    positives: Tensor,
+    negatives: Tensor,
+    *,
+    temperature: float,
+    normalize: bool = True,
+    log_q: Tensor | None = None,
+) -> Tensor:
+    """Return the loss of every position, [T]: -log(e^{l+} / (e^{l+} + sum_j e^{l-_j})).
+
+    queries [T, d], rows [R, d], positives [T] and negatives [T, n] index `rows`. A logit is the dot product of query and row divided
+    by `temperature`; with `normalize` both are scaled to unit length first. A negative equal to its position's positive
+    is left out. `log_q` [R], the log probability with which each row is drawn, is subtracted from the logits (for samplers
+    that are not uniform).
+
+    Raises:
+        ValueError: shapes that do not fit, an index outside `rows`, or a temperature that is not positive.
+    """
+    check_shape("queries", queries, (None, None))
+    check_shape("rows", rows, (None, queries.shape[1]))
+    check_shape("positives", positives, (queries.shape[0],))
+    check_shape("negatives", negatives, (queries.shape[0], None))
+    check_index("positives", positives, rows.shape[0])
+    check_index("negatives", negatives, rows.shape[0])
+    if log_q is not None:
+        check_shape("log_q", log_q, (rows.shape[0],))
+    if not temperature > 0:
+        raise ValueError(f"temperature must be positive, got {temperature}")
+    function = registry.choose("sampled_softmax", queries.device, queries.dtype)
+    out: Tensor = function(queries, rows, positives, negatives, temperature, normalize, log_q)
+    return out
+
+
+registry.register_reference("sampled_softmax", reference.sampled_softmax)
