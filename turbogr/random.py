@@ -1,7 +1,7 @@
 """Counter-based random numbers: every draw is a hash of (seed, key, column).
 
-Dropout masks and negatives are functions of what they belong to, not of a generator's state. The same token gets the same
-numbers whatever the number of threads, the grouping into batches or the number of processes, and a resumed run
+Dropout masks and negatives are functions of what they belong to, not of a generator's state. The same token gets the
+same numbers whatever the number of threads, the grouping into batches or the number of processes, and a resumed run
 needs no saved generator. The compiled kernels compute the same function (`csrc/random.h`), bit for bit.
 
 A key is any int64 (we use the index of the event in the store); a column is a small non-negative integer.
@@ -42,7 +42,7 @@ def random_words(keys: Tensor, seed: int, num_columns: int) -> Tensor:
     """Uniform 32-bit words for `keys` [T] int64: a tensor [T, num_columns] int64 with values in [0, 2**32)."""
     low, high = seed & _MASK32, (seed >> 32) & _MASK32
     first = _mix(_mix((keys & _MASK32) ^ low) ^ ((keys >> 32) & _MASK32))
-    second = _mix((first + high) & _MASK32)
+    second = _mix((_mix(first ^ high) + _GOLDEN32) & _MASK32)
     columns = torch.arange(num_columns, device=keys.device) * _GOLDEN32
     return _mix((first[:, None] + columns) & _MASK32) ^ second[:, None]
 

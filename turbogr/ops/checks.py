@@ -29,7 +29,7 @@ def check_offsets(offsets: Tensor, num_values: int, max_len: int | None = None) 
         return
     if offsets[0] != 0 or offsets[-1] != num_values:
         raise ValueError(
-            f"offsets must run from 0 to {num_values}, the number of values; got {int(offsets[0])} to {int(offsets[-1])}"
+            f"offsets must run from 0 to the {num_values} values, got {int(offsets[0])} to {int(offsets[-1])}"
         )
     if offsets.numel() > 1:
         lengths = offsets.diff()

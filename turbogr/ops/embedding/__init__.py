@@ -22,8 +22,8 @@ def embed(
 ) -> Tensor:
     """Return dropout(rows[index] * scale + position_rows[positions]), [T, d].
 
-    rows [R, d], index [T], position_rows [N, d], positions [T]; `keys` [T] int64 name the tokens for dropout. The gradient of
-    `rows` adds up duplicate indices.
+    rows [R, d], index [T], position_rows [N, d], positions [T]; `keys` [T] int64 name the tokens for dropout. The
+    gradient of `rows` adds up duplicate indices.
 
     Raises:
         ValueError: shapes that do not fit, an index outside its table, or dropout without keys.

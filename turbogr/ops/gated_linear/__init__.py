@@ -25,7 +25,8 @@ def gated_linear(
 ) -> Tensor:
     """Return residual + dropout(gate * norm(x)) @ weight + bias.
 
-    x and gate [T, w] (rows may be strided), residual [T, d], weight [w, d], bias [d]; `keys` [T] int64 name the rows for dropout.
+    x and gate [T, w] (rows may be strided), residual [T, d], weight [w, d], bias [d]; `keys` [T] int64 name
+    the rows for dropout.
 
     Raises:
         ValueError: shapes that do not fit, or dropout without keys.

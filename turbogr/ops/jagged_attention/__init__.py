@@ -22,8 +22,8 @@ BUCKET_WIDTH = reference.BUCKET_WIDTH
 class RelativeBias(NamedTuple):
     """What the bias between a query and a key is made of.
 
-    `query_times` [T] is the time of the item that each position predicts, `key_times` [T] the time of each position's own
-    item (int64 seconds). `position_weight` [2 * max_len - 1], `time_weight` [num_buckets + 1].
+    `query_times` [T] is the time of the item that each position predicts, `key_times` [T] the time of each position's
+    own item (int64 seconds). `position_weight` [2 * max_len - 1], `time_weight` [num_buckets + 1].
     """
 
     query_times: Tensor

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -54,7 +55,7 @@ def hstu_attention(
     """See `turbogr.ops.jagged_attention.hstu_attention`."""
     rows = []
     bounds = offsets.tolist()
-    for start, stop in zip(bounds[:-1], bounds[1:], strict=True):
+    for start, stop in pairwise(bounds):
         row = slice(start, stop)
         bias = relative_bias(query_times[row], key_times[row], position_weight, time_weight, max_len)
         q_hnd, k_hnd, v_hne = (x[row].transpose(0, 1) for x in (q, k, v))

@@ -23,10 +23,10 @@ def sampled_softmax(
 ) -> Tensor:
     """Return the loss of every position, [T]: -log(e^{l+} / (e^{l+} + sum_j e^{l-_j})).
 
-    queries [T, d], rows [R, d], positives [T] and negatives [T, n] index `rows`. A logit is the dot product of query and row divided
-    by `temperature`; with `normalize` both are scaled to unit length first. A negative equal to its position's positive
-    is left out. `log_q` [R], the log probability with which each row is drawn, is subtracted from the logits (for samplers
-    that are not uniform).
+    queries [T, d], rows [R, d], positives [T] and negatives [T, n] index `rows`. A logit is the dot product of query and
+    row divided by `temperature`; with `normalize` both are scaled to unit length first. A negative equal to its
+    position's positive is left out. `log_q` [R], the log probability with which each row is drawn, is subtracted from
+    the logits (for samplers that are not uniform).
 
     Raises:
         ValueError: shapes that do not fit, an index outside `rows`, or a temperature that is not positive.
