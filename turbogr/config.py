@@ -1,0 +1,356 @@
+"""Strict, frozen configs: what a run is, in full.
+
+A recipe is YAML with one section per class below. Every key is known and typed: a misspelt key or a value of the wrong
+type is an error that names the nearest key. `None` means "from the data" (or "off" where the field says so);
+`resolve` replaces what depends on the data, and the result is stored with the run and can be started again.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Union
+
+import yaml
+
+from turbogr.errors import UserError, nearest
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The sequence model. Unset sizes follow from the data, unset head sizes from dim / num_heads."""
+
+    name: Literal["hstu"] = "hstu"
+    dim: int | None = None
+    num_blocks: int = 2
+    num_heads: int = 1
+    qk_dim: int | None = None
+    v_dim: int | None = None
+    max_len: int | None = None
+    num_time_buckets: int = 128
+    dropout: float = 0.2
+
+    def check(self) -> None:
+        _positive(self, "dim", "num_blocks", "num_heads", "qk_dim", "v_dim", "max_len", "num_time_buckets")
+        _between(self, 0.0, 1.0, "dropout")
+        if self.dropout >= 1.0:
+            raise UserError(f"model.dropout must be below 1, got {self.dropout}")
+        if self.dim is not None and self.dim % self.num_heads and (self.qk_dim is None or self.v_dim is None):
+            raise UserError(
+                f"model.dim {self.dim} does not divide into model.num_heads {self.num_heads}; "
+                "change one of them or set model.qk_dim and model.v_dim"
+            )
+
+
+@dataclass(frozen=True)
+class LossConfig:
+    """Sampled softmax over unit vectors."""
+
+    num_negatives: int = 128
+    temperature: float = 0.05
+    sampler: Literal["uniform"] = "uniform"
+
+    def check(self) -> None:
+        _positive(self, "num_negatives", "temperature")
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """AdamW for the dense parameters, a row-wise optimiser for the item table.
+
+    `table_lr` unset is `lr`. `warmup_steps` rise linearly; `schedule` then runs to the end of training, down to
+    `final_lr_fraction` of the rate. `clip_norm` bounds the norm of all gradients together; unset is off.
+    """
+
+    lr: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.98)
+    eps: float = 1e-8
+    weight_decay: float = 0.0
+    table: Literal["adam", "adagrad"] = "adam"
+    table_lr: float | None = None
+    warmup_steps: int = 0
+    schedule: Literal["constant", "cosine", "linear"] = "constant"
+    final_lr_fraction: float = 0.0
+    clip_norm: float | None = None
+
+    def check(self) -> None:
+        _positive(self, "lr", "eps", "table_lr", "clip_norm")
+        _between(self, 0.0, math.inf, "weight_decay", "warmup_steps")
+        _between(self, 0.0, 1.0, "final_lr_fraction")
+        if not all(0.0 <= beta < 1.0 for beta in self.betas):
+            raise UserError(f"optimizer.betas must lie in [0, 1), got {list(self.betas)}")
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """How the store becomes batches.
+
+    One of `batch_size` (sequences) and `batch_tokens` (a budget of tokens) is set. `window: last` uses the last max_len events
+    of a long user, `split` cuts a long user into consecutive windows. `split` overrides the rule in the store's manifest.
+    """
+
+    batch_size: int | None = 128
+    batch_tokens: int | None = None
+    window: Literal["last", "split"] = "last"
+    split: str | None = None
+
+    def check(self) -> None:
+        _positive(self, "batch_size", "batch_tokens")
+        if (self.batch_size is None) == (self.batch_tokens is None):
+            raise UserError(
+                f"set exactly one of data.batch_size ({self.batch_size}) and data.batch_tokens ({self.batch_tokens}); "
+                "give the other one null"
+            )
+
+
+@dataclass(frozen=True)
+class EvaluateConfig:
+    """Which held-out part selects the best checkpoint, by which metric, and how often it is looked at.
+
+    `part` unset is the validation item where the split has one, else the test item. `every` counts epochs; `patience` counts
+    evaluations without a better value before training stops early (unset: never).
+    """
+
+    part: Literal["valid", "test"] | None = None
+    ks: tuple[int, ...] = (10, 50, 200)
+    metric: str = "ndcg@10"
+    every: int = 1
+    patience: int | None = None
+    filter_seen: bool = True
+    batch_size: int = 512
+
+    def check(self) -> None:
+        _positive(self, "every", "patience", "batch_size")
+        if not self.ks or any(k < 1 for k in self.ks):
+            raise UserError(f"evaluate.ks must be positive cut-offs such as [10, 50, 200], got {list(self.ks)}")
+        known = ["mrr", *(f"{name}@{k}" for name in ("hr", "ndcg") for k in self.ks)]
+        if self.metric not in known:
+            raise UserError(
+                f"evaluate.metric '{self.metric}' is not measured; choose from {', '.join(known)}."
+                f"{nearest(self.metric, known)}"
+            )
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How long and on what. Training ends after `epochs` or `steps`, whichever comes first; one may be unset.
+
+    `checkpoint_every` counts steps between checkpoints besides those after each evaluation (unset: only those).
+    `keep_checkpoints` is how many of the newest stay; the best one always does.
+    """
+
+    epochs: int | None = 20
+    steps: int | None = None
+    seed: int = 0
+    device: str = "auto"
+    threads: int | None = None
+    backend: Literal["auto", "reference", "cpu"] = "auto"
+    log_every: int = 10
+    checkpoint_every: int | None = None
+    keep_checkpoints: int = 2
+    tensorboard: bool = True
+
+    def check(self) -> None:
+        _positive(self, "epochs", "steps", "threads", "log_every", "checkpoint_every", "keep_checkpoints")
+        if self.epochs is None and self.steps is None:
+            raise UserError("set train.epochs or train.steps; without either, training would never end")
+
+
+@dataclass(frozen=True)
+class Config:
+    """A whole run."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    loss: LossConfig = field(default_factory=LossConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+
+    def check(self) -> None:
+        """Raise UserError for values that make no sense, alone or together."""
+        for section in dataclasses.fields(self):
+            getattr(self, section.name).check()
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+    """Read a recipe, apply `section.key=value` overrides in order, and check the result.
+
+    Raises:
+        UserError: a file that is missing or not YAML, an unknown key, a value of the wrong type or out of range.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read the recipe {path}: {getattr(error, 'strerror', None) or error}") from error
+    try:
+        raw = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UserError(f"the recipe {path} is not valid YAML: {' '.join(str(error).split())}") from error
+    tree = _as_mapping({} if raw is None else raw, str(path))
+    for override in overrides:
+        _apply_override(tree, override)
+    config = parse(Config, tree, str(path))
+    config.check()
+    return config
+
+
+def dump_config(config: Config) -> str:
+    """Return YAML from which `load_config` rebuilds the same config."""
+    return yaml.safe_dump(_plain(dataclasses.asdict(config)), sort_keys=False, allow_unicode=True)
+
+
+def parse(cls: type[_T], tree: Mapping[str, Any], where: str) -> _T:
+    """Build a config class from nested mappings, strictly; `where` names the place in error messages."""
+    hints = typing.get_type_hints(cls)
+    names = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    values = {}
+    for key, value in tree.items():
+        if key not in hints:
+            raise UserError(
+                f"unknown key '{key}' in {where}.{nearest(str(key), names)} Known keys: {', '.join(names)}."
+            )
+        values[key] = _convert(
+            hints[key], value, f"{where}: {key}" if dataclasses.is_dataclass(hints[key]) else key, where
+        )
+    return cls(**values)
+
+
+def resolve(config: Config, *, num_items: int, typical_length: int, longest_length: int) -> Config:
+    """Fill in every size that follows from the data.
+
+    `typical_length` is a high quantile of the users' history lengths: the model's max_len is the next power of two, between 16 and
+    512, and no longer than the longest history. The width grows with the catalogue: 64 up to 100,000 items, then 128.
+    """
+    model = config.model
+    max_len = model.max_len
+    if max_len is None:
+        wanted = 2 ** math.ceil(math.log2(max(1, typical_length)))
+        max_len = max(2, min(max(16, min(512, wanted)), longest_length))
+    dim = model.dim
+    if dim is None:
+        dim = 64 if num_items <= 100_000 else 128
+        dim = math.ceil(dim / model.num_heads) * model.num_heads
+    model = dataclasses.replace(
+        model,
+        max_len=max_len,
+        dim=dim,
+        qk_dim=model.qk_dim or dim // model.num_heads,
+        v_dim=model.v_dim or dim // model.num_heads,
+    )
+    optimizer = config.optimizer
+    if optimizer.table_lr is None:
+        optimizer = dataclasses.replace(optimizer, table_lr=optimizer.lr)
+    resolved = dataclasses.replace(config, model=model, optimizer=optimizer)
+    resolved.check()
+    return resolved
+
+
+def _apply_override(tree: dict[str, Any], override: str) -> None:
+    path, equals, text = override.partition("=")
+    keys = path.strip().split(".")
+    if not equals or not all(keys):
+        raise UserError(f"cannot read the override '{override}'; write it as section.key=value, e.g. train.epochs=5")
+    node: Any = tree
+    for key in keys[:-1]:
+        if node.get(key) is None:
+            node[key] = {}
+        node = node[key]
+        if not isinstance(node, dict):
+            raise UserError(f"cannot set '{path}': '{key}' is a value, not a section")
+    try:
+        node[keys[-1]] = yaml.safe_load(text) if text.strip() else None
+    except yaml.YAMLError as error:
+        raise UserError(f"cannot read the value in the override '{override}'") from error
+
+
+def _convert(hint: Any, value: Any, key: str, where: str) -> Any:
+    """Convert a YAML value to the type of a field, or raise with the key and what it takes."""
+    if dataclasses.is_dataclass(hint):
+        return parse(typing.cast(type, hint), _as_mapping({} if value is None else value, key), key)
+    origin = typing.get_origin(hint)
+    if origin in (Union, types.UnionType):
+        options = [option for option in typing.get_args(hint) if option is not type(None)]
+        if value is None:
+            return None
+        return _convert(options[0], value, key, where)
+    if origin is Literal:
+        choices = typing.get_args(hint)
+        if value not in choices:
+            raise UserError(
+                f"{where}: {key} is '{value}'; choose from {', '.join(map(str, choices))}.{nearest(str(value), choices)}"
+            )
+        return value
+    if origin is tuple:
+        if not isinstance(value, (list, tuple)):
+            raise _wrong_type(key, value, "a list", where)
+        items = typing.get_args(hint)
+        if Ellipsis not in items and len(items) != len(value):
+            raise _wrong_type(key, value, f"a list of {len(items)}", where)
+        return tuple(_convert(items[0], item, key, where) for item in value)
+    return _convert_scalar(hint, value, key, where)
+
+
+def _convert_scalar(hint: type, value: Any, key: str, where: str) -> Any:
+    if hint is bool and isinstance(value, bool):
+        return value
+    if hint is str and isinstance(value, str):
+        return value
+    if hint is int and isinstance(value, (int, float)) and not isinstance(value, bool) and value == int(value):
+        return int(value)
+    if hint is float and not isinstance(value, bool):
+        # YAML reads 1e-3 as text; only 1.0e-3 is a number to it
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            number = math.nan
+        if math.isfinite(number):
+            return number
+    kinds = {bool: "true or false", str: "text", int: "a whole number", float: "a number"}
+    raise _wrong_type(key, value, kinds[hint], where)
+
+
+def _wrong_type(key: str, value: Any, wanted: str, where: str) -> UserError:
+    return UserError(f"{where}: {key} takes {wanted}, got {value!r}")
+
+
+def _as_mapping(value: Any, where: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise UserError(f"{where} must be a mapping of keys to values, got {type(value).__name__}")
+    return value
+
+
+def _plain(value: Any) -> Any:
+    """Tuples become lists, which YAML can write without tags."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _positive(section: Any, *names: str) -> None:
+    for name in names:
+        value = getattr(section, name)
+        if value is not None and not value > 0:
+            raise UserError(f"{_section_name(section)}.{name} must be positive, got {value}")
+
+
+def _between(section: Any, low: float, high: float, *names: str) -> None:
+    for name in names:
+        value = getattr(section, name)
+        if not low <= value <= high:
+            bounds = f"at least {low:g}" if math.isinf(high) else f"between {low:g} and {high:g}"
+            raise UserError(f"{_section_name(section)}.{name} must be {bounds}, got {value}")
+
+
+def _section_name(section: Any) -> str:
+    return type(section).__name__.removesuffix("Config").lower()
