@@ -92,21 +92,21 @@ class OptimizerConfig:
 class DataConfig:
     """How the store becomes batches.
 
-    One of `batch_size` (sequences) and `batch_tokens` (a budget of tokens) is set. `window: last` uses the last max_len events
-    of a long user, `split` cuts a long user into consecutive windows. `split` overrides the rule in the store's manifest.
+    A batch is `batch_size` sequences or at most `batch_tokens` tokens; with neither, 128 sequences. `window: last` uses
+    the last max_len events of a long user, `split` cuts a long user into consecutive windows. `split` overrides the
+    rule in the store's manifest.
     """
 
-    batch_size: int | None = 128
+    batch_size: int | None = None
     batch_tokens: int | None = None
     window: Literal["last", "split"] = "last"
     split: str | None = None
 
     def check(self) -> None:
         _positive(self, "batch_size", "batch_tokens")
-        if (self.batch_size is None) == (self.batch_tokens is None):
+        if self.batch_size is not None and self.batch_tokens is not None:
             raise UserError(
-                f"set exactly one of data.batch_size ({self.batch_size}) and data.batch_tokens ({self.batch_tokens}); "
-                "give the other one null"
+                f"set one of data.batch_size ({self.batch_size}) and data.batch_tokens ({self.batch_tokens}), not both"
             )
 
 
@@ -114,8 +114,8 @@ class DataConfig:
 class EvaluateConfig:
     """Which held-out part selects the best checkpoint, by which metric, and how often it is looked at.
 
-    `part` unset is the validation item where the split has one, else the test item. `every` counts epochs; `patience` counts
-    evaluations without a better value before training stops early (unset: never).
+    `part` unset is the validation item where the split has one, else the test item. `every` counts epochs; `patience`
+    counts evaluations without a better value before training stops early (unset: never).
     """
 
     part: Literal["valid", "test"] | None = None
@@ -227,8 +227,9 @@ def parse(cls: type[_T], tree: Mapping[str, Any], where: str) -> _T:
 def resolve(config: Config, *, num_items: int, typical_length: int, longest_length: int) -> Config:
     """Fill in every size that follows from the data.
 
-    `typical_length` is a high quantile of the users' history lengths: the model's max_len is the next power of two, between 16 and
-    512, and no longer than the longest history. The width grows with the catalogue: 64 up to 100,000 items, then 128.
+    `typical_length` is a high quantile of the users' history lengths: the model's max_len is the next power of two,
+    between 16 and 512, and no longer than the longest history. The width grows with the catalogue: 64 up to 100,000
+    items, then 128.
     """
     model = config.model
     max_len = model.max_len
@@ -249,7 +250,10 @@ def resolve(config: Config, *, num_items: int, typical_length: int, longest_leng
     optimizer = config.optimizer
     if optimizer.table_lr is None:
         optimizer = dataclasses.replace(optimizer, table_lr=optimizer.lr)
-    resolved = dataclasses.replace(config, model=model, optimizer=optimizer)
+    data = config.data
+    if data.batch_size is None and data.batch_tokens is None:
+        data = dataclasses.replace(data, batch_size=128)
+    resolved = dataclasses.replace(config, model=model, optimizer=optimizer, data=data)
     resolved.check()
     return resolved
 
@@ -286,7 +290,8 @@ def _convert(hint: Any, value: Any, key: str, where: str) -> Any:
         choices = typing.get_args(hint)
         if value not in choices:
             raise UserError(
-                f"{where}: {key} is '{value}'; choose from {', '.join(map(str, choices))}.{nearest(str(value), choices)}"
+                f"{where}: {key} is '{value}'; choose from {', '.join(map(str, choices))}."
+                f"{nearest(str(value), choices)}"
             )
         return value
     if origin is tuple:
