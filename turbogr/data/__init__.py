@@ -1,0 +1,1 @@
+"""From an interaction log to batches: sources -> prepare -> store -> split -> loader."""

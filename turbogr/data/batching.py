@@ -1,0 +1,242 @@
+"""Batches: which sequences come together (pure functions over arrays) and the tensors of one batch.
+
+The plan of an epoch is a function of (lengths, seed, epoch) alone: the shuffle sorts the sequences by a hash, so no
+generator and no state is involved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from turbogr.data.store import Store
+from turbogr.data.vocabulary import Int64Array
+from turbogr.jagged import Jagged
+
+
+@dataclass(frozen=True)
+class Batch:
+    """B sequences with T input events together; all int64.
+
+    Position p of a sequence predicts `targets[p]`, which happens at `next_times[p]`.
+
+    Attributes:
+        users: [B], the user's row in the store.
+        items: Jagged of item rows, values [T].
+        events: [T], the index of every input event in the store, a stable name of the token.
+        times: [T], seconds.
+        next_times: [T], the time of the event to be predicted; at the last position of a request, the request's time.
+        targets: [T] item rows to be predicted, None when they are unknown.
+    """
+
+    users: Tensor
+    items: Jagged
+    events: Tensor
+    times: Tensor
+    next_times: Tensor
+    targets: Tensor | None
+
+    @property
+    def num_sequences(self) -> int:
+        return self.items.num_rows
+
+    @property
+    def num_tokens(self) -> int:
+        return self.items.num_values
+
+    @property
+    def last_positions(self) -> Tensor:
+        """Index of the last token of every sequence, [B] int64; sequences must not be empty."""
+        return self.items.offsets[1:] - 1
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
+        def move(tensor: Tensor) -> Tensor:
+            return tensor.to(device, non_blocking=non_blocking)
+
+        return Batch(
+            users=move(self.users),
+            items=self.items.to(device, non_blocking),
+            events=move(self.events),
+            times=move(self.times),
+            next_times=move(self.next_times),
+            targets=None if self.targets is None else move(self.targets),
+        )
+
+
+@dataclass(frozen=True)
+class Sequences:
+    """Training sequences: inputs starts[i]:starts[i] + lengths[i] of the store, each predicting the next event.
+
+    `num_events_cut` counts the inputs that no sequence covers because their users are longer than `max_len`.
+    """
+
+    users: Int64Array
+    starts: Int64Array
+    lengths: Int64Array
+    num_events_cut: int
+
+    def __len__(self) -> int:
+        return len(self.users)
+
+
+def training_sequences(starts: Int64Array, ends: Int64Array, max_len: int, window: str = "last") -> Sequences:
+    """Cut the training events starts[u]:ends[u] of every user into sequences of at most `max_len` inputs.
+
+    n events give n - 1 inputs, as the last one is only a target; users with fewer than 2 events give nothing. "last"
+    keeps the last `max_len` inputs; "split" covers all inputs with consecutive windows, the latest of them full.
+    """
+    if max_len < 1:
+        raise ValueError(f"max_len must be at least 1, got {max_len}")
+    if window not in ("last", "split"):
+        raise ValueError(f"window must be 'last' or 'split', got {window!r}")
+    inputs = np.maximum(ends - starts - 1, 0)
+    users = np.flatnonzero(inputs)
+    starts, inputs = starts[users], inputs[users]
+    if window == "last":
+        lengths = np.minimum(inputs, max_len)
+        return Sequences(users, starts + inputs - lengths, lengths, int((inputs - lengths).sum()))
+    windows = -(-inputs // max_len)
+    back = np.repeat(windows, windows) - 1 - concatenated_ranges(np.zeros_like(windows), windows)
+    stops = np.repeat(starts + inputs, windows) - back * max_len
+    firsts = np.maximum(np.repeat(starts, windows), stops - max_len)
+    return Sequences(np.repeat(users, windows), firsts, stops - firsts, 0)
+
+
+def concatenated_ranges(starts: Int64Array, lengths: Int64Array) -> Int64Array:
+    """Return starts[0], starts[0] + 1, ... for lengths[0] values, then those of starts[1], and so on."""
+    ends = np.cumsum(lengths)
+    total = int(ends[-1]) if len(ends) else 0
+    return np.repeat(starts - (ends - lengths), lengths) + np.arange(total, dtype=np.int64)
+
+
+def shuffled_order(num: int, seed: int, epoch: int) -> Int64Array:
+    """Return a permutation of 0..num - 1 that depends on (num, seed, epoch) alone: the order of a 64-bit hash."""
+    with np.errstate(over="ignore"):
+        key = _mix(_mix(np.uint64(seed % 2**64) + np.uint64(0x9E3779B97F4A7C15)) ^ np.uint64(epoch % 2**64))
+        hashes = _mix(np.arange(num, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + key)
+    return np.argsort(hashes, kind="stable")
+
+
+def _mix(x: Any) -> Any:
+    """The finaliser of SplitMix64, a bijection of 64-bit words."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def plan_batches(
+    lengths: Int64Array,
+    *,
+    batch_size: int | None = None,
+    batch_tokens: int | None = None,
+    seed: int = 0,
+    epoch: int = 0,
+    shuffle: bool = True,
+) -> list[Int64Array]:
+    """Group sequences 0..n - 1 with `lengths` [n] into batches; every sequence comes exactly once.
+
+    Exactly one of `batch_size` (sequences per batch) and `batch_tokens` is given; no batch holds more than
+    `batch_tokens` tokens unless a single sequence does. Returns the sequences of every batch in order.
+    """
+    if (batch_size is None) == (batch_tokens is None):
+        raise ValueError("give exactly one of batch_size and batch_tokens")
+    budget = batch_size if batch_size is not None else batch_tokens
+    assert budget is not None
+    if budget < 1:
+        raise ValueError(f"batch_size and batch_tokens must be at least 1, got {budget}")
+    order = shuffled_order(len(lengths), seed, epoch) if shuffle else np.arange(len(lengths), dtype=np.int64)
+    if batch_size is not None:
+        return [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
+    ends = np.cumsum(np.asarray(lengths, np.int64)[order])
+    batches = []
+    first, done = 0, 0
+    while first < len(order):
+        last = max(int(np.searchsorted(ends, done + budget, side="right")), first + 1)
+        batches.append(order[first:last])
+        first, done = last, int(ends[last - 1])
+    return batches
+
+
+def training_batch(store: Store, sequences: Sequences, chosen: Int64Array) -> Batch:
+    """Read the `chosen` sequences [B] from the store, in that order."""
+    lengths = sequences.lengths[chosen]
+    events = concatenated_ranges(sequences.starts[chosen], lengths)
+    return _read(store, sequences.users[chosen], lengths, events, store.times[events + 1], store.items[events + 1])
+
+
+def history_batch(
+    store: Store, users: Int64Array, ends: Int64Array, max_len: int, *, request_times: Int64Array | None = None
+) -> Batch:
+    """Read the last `max_len` events before event ends[b] of users[b], for evaluation and recommendation.
+
+    Without `request_times`, ends[b] is the held-out event and its time is the last next_time; with them, ends[b] may
+    be the end of the user's events, the last next_time is the request's, and `targets` is None. A user without
+    events before `ends` gives an empty sequence.
+    """
+    firsts = np.asarray(store.offsets)[users]
+    lengths = np.minimum(ends - firsts, max_len)
+    assert (lengths >= 0).all(), "ends must not lie before the user's first event"
+    events = concatenated_ranges(ends - lengths, lengths)
+    if request_times is None:
+        return _read(store, users, lengths, events, store.times[events + 1], store.items[events + 1])
+    following = np.minimum(events + 1, store.num_events - 1)
+    next_times = np.asarray(store.times[following])
+    some = lengths > 0
+    next_times[np.cumsum(lengths)[some] - 1] = request_times[some]
+    return _read(store, users, lengths, events, next_times, None)
+
+
+def _read(
+    store: Store,
+    users: Int64Array,
+    lengths: Int64Array,
+    events: Int64Array,
+    next_times: Int64Array,
+    targets: NDArray[np.integer[Any]] | None,
+) -> Batch:
+    return Batch(
+        users=_tensor(users),
+        items=Jagged.from_lengths(_tensor(store.items[events]), _tensor(lengths)),
+        events=_tensor(events),
+        times=_tensor(store.times[events]),
+        next_times=_tensor(next_times),
+        targets=None if targets is None else _tensor(targets),
+    )
+
+
+def batch_from_histories(
+    items: Sequence[Sequence[int]], times: Sequence[Sequence[int]], request_times: Sequence[int]
+) -> Batch:
+    """Build a batch from item rows and times of users who need not be in any store; `events` counts from 0.
+
+    Raises:
+        ValueError: the three lists do not match in length.
+    """
+    lengths = np.array([len(row) for row in items], np.int64)
+    if len(times) != len(items) or len(request_times) != len(items) or [len(row) for row in times] != lengths.tolist():
+        raise ValueError("items, times and request_times must describe the same histories")
+    flat_items = np.array([item for row in items for item in row], np.int64)
+    flat_times = np.array([time for row in times for time in row], np.int64)
+    next_times = np.empty_like(flat_times)
+    next_times[:-1] = flat_times[1:]
+    some = lengths > 0
+    next_times[np.cumsum(lengths)[some] - 1] = np.asarray(request_times, np.int64)[some]
+    return Batch(
+        users=torch.arange(len(items)),
+        items=Jagged.from_lengths(_tensor(flat_items), _tensor(lengths)),
+        events=torch.arange(len(flat_items)),
+        times=_tensor(flat_times),
+        next_times=_tensor(next_times),
+        targets=None,
+    )
+
+
+def _tensor(array: NDArray[np.integer[Any]]) -> Tensor:
+    """Copy into an int64 tensor that owns its memory (memory-mapped arrays are read-only)."""
+    return torch.from_numpy(np.array(array, np.int64))

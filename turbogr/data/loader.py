@@ -1,0 +1,119 @@
+"""Loader: the training batches of every epoch, from any position, with the next ones read in the background."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import numpy as np
+
+from turbogr.data.batching import Batch, plan_batches, training_batch, training_sequences
+from turbogr.data.split import Split
+from turbogr.data.store import Store
+from turbogr.data.vocabulary import Int64Array
+
+_AHEAD = 2
+
+
+class Loader:
+    """Yields the training batches of the current epoch from the current position.
+
+    Batch (epoch, step) depends on the store, the options and the seed alone. While a batch is being used, the
+    position already names the next one, so a state saved then continues without repeating or skipping anything.
+
+    Raises:
+        ValueError: not exactly one of batch_size and batch_tokens is given, or an option is out of range.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        split: Split,
+        *,
+        max_len: int,
+        batch_size: int | None = None,
+        batch_tokens: int | None = None,
+        seed: int = 0,
+        window: str = "last",
+        shuffle: bool = True,
+    ) -> None:
+        self.store = store
+        self.sequences = training_sequences(np.asarray(store.offsets[:-1]), split.train_end, max_len, window)
+        self.batch_size = batch_size
+        self.batch_tokens = batch_tokens
+        self.seed = seed
+        self.shuffle = shuffle
+        self.epoch = 0
+        self.step = 0
+        self._plan: tuple[int, list[Int64Array]] | None = None
+        self.plan(0)
+
+    @property
+    def num_sequences(self) -> int:
+        return len(self.sequences)
+
+    @property
+    def num_tokens(self) -> int:
+        """Input tokens of one epoch."""
+        return int(self.sequences.lengths.sum())
+
+    @property
+    def num_events_cut(self) -> int:
+        """Inputs that are never used because their users are longer than max_len (window="last")."""
+        return self.sequences.num_events_cut
+
+    def plan(self, epoch: int) -> list[Int64Array]:
+        """Return the sequences of every batch of `epoch`; the last epoch asked for is kept."""
+        cached = self._plan
+        if cached is None or cached[0] != epoch:
+            batches = plan_batches(
+                self.sequences.lengths,
+                batch_size=self.batch_size,
+                batch_tokens=self.batch_tokens,
+                seed=self.seed,
+                epoch=epoch,
+                shuffle=self.shuffle,
+            )
+            self._plan = cached = (epoch, batches)
+        return cached[1]
+
+    def num_batches(self, epoch: int) -> int:
+        return len(self.plan(epoch))
+
+    def batch(self, epoch: int, step: int) -> Batch:
+        """Read batch `step` of `epoch`."""
+        return training_batch(self.store, self.sequences, self.plan(epoch)[step])
+
+    def __iter__(self) -> Iterator[Batch]:
+        epoch = self.epoch
+        plan = self.plan(epoch)
+        steps = iter(range(self.step, len(plan)))
+        reader = ThreadPoolExecutor(1, thread_name_prefix="turbogr-loader")
+        waiting: deque[tuple[int, Future[Batch]]] = deque()
+
+        def read_ahead() -> None:
+            while len(waiting) <= _AHEAD and (step := next(steps, None)) is not None:
+                waiting.append((step, reader.submit(training_batch, self.store, self.sequences, plan[step])))
+
+        try:
+            read_ahead()
+            while waiting:
+                step, future = waiting.popleft()
+                batch = future.result()
+                read_ahead()
+                self.epoch, self.step = epoch, step + 1
+                yield batch
+            self.epoch, self.step = epoch + 1, 0
+        finally:
+            reader.shutdown(wait=True, cancel_futures=True)
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the position of the next batch; the end of an epoch is the start of the next."""
+        if self.step >= self.num_batches(self.epoch):
+            return {"epoch": self.epoch + 1, "step": 0}
+        return {"epoch": self.epoch, "step": self.step}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Continue from a position of `state_dict`."""
+        self.epoch, self.step = int(state["epoch"]), int(state["step"])

@@ -1,0 +1,137 @@
+"""Split: which events train and which are held out, computed from the store and a rule.
+
+Rules
+    leave-one-out    the last event of every user is the test event; there is no validation
+    leave-two-out    the last event is the test event, the one before it the validation event
+    time:T           events before T train; a user's first event from T on is the test event
+    time:V,T         events before V train; the first event in [V, T) is the validation event, the first from T on
+                     the test event
+T and V are ISO dates or times (UTC unless they say otherwise) or seconds. A held-out event always has at least one
+event before it; all events of the user before it are its history.
+"""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import dataclass
+
+import numpy as np
+
+from turbogr.data.store import Store
+from turbogr.data.vocabulary import Int64Array
+from turbogr.errors import UserError, nearest
+
+LEAVE_ONE_OUT = "leave-one-out"
+LEAVE_TWO_OUT = "leave-two-out"
+
+
+@dataclass(frozen=True)
+class Split:
+    """Training events of user u are offsets[u]:train_end[u]; `valid` and `test` hold event indices, -1 for none."""
+
+    rule: str
+    train_end: Int64Array
+    valid: Int64Array
+    test: Int64Array
+
+    @classmethod
+    def of(cls, store: Store, rule: str | None = None) -> Split:
+        """Split `store` by `rule`, by default the rule of its manifest.
+
+        Raises:
+            UserError: the rule is unknown, or cuts by time a store whose times are positions.
+        """
+        rule = parse_rule(store.manifest.split if rule is None else rule)
+        starts, ends = np.asarray(store.offsets[:-1]), np.asarray(store.offsets[1:])
+        none = np.full(store.num_users, -1, np.int64)
+        if rule == LEAVE_ONE_OUT:
+            held_out = ends - starts >= 2
+            return cls(rule, ends - held_out, none, np.where(held_out, ends - 1, -1))
+        if rule == LEAVE_TWO_OUT:
+            tested, validated = ends - starts >= 2, ends - starts >= 3
+            valid, test = np.where(validated, ends - 2, -1), np.where(tested, ends - 1, -1)
+            return cls(rule, ends - tested - validated, valid, test)
+        if store.manifest.times != "real":
+            raise UserError(f"split {rule!r} needs times, but {store.path} has only positions; use leave-one-out")
+        cuts = [int(cut) for cut in rule.removeprefix("time:").split(",")]
+        firsts = [_first_events(store, cut) for cut in cuts]
+        test = np.where((firsts[-1] < ends) & (firsts[-1] > starts), firsts[-1], -1)
+        if len(cuts) == 1:
+            return cls(rule, firsts[0], none, test)
+        valid = np.where((firsts[0] < firsts[1]) & (firsts[0] > starts), firsts[0], -1)
+        return cls(rule, firsts[0], valid, test)
+
+    def targets(self, part: str) -> Int64Array:
+        """Return the held-out event of every user, int64 [U], -1 where there is none; part is "valid" or "test"."""
+        if part not in ("valid", "test"):
+            raise ValueError(f"part must be 'valid' or 'test', got {part!r}")
+        return self.valid if part == "valid" else self.test
+
+    def describe(self) -> str:
+        """Say in one sentence what is held out, for the protocol line beside every metric."""
+        tested, validated = int((self.test >= 0).sum()), int((self.valid >= 0).sum())
+        if self.rule == LEAVE_ONE_OUT:
+            return f"leave-one-out: the last item of {tested:,} users is held out; no validation item"
+        if self.rule == LEAVE_TWO_OUT:
+            return (
+                f"leave-two-out: the last item of {tested:,} users is the test item, "
+                f"the one before it the validation item ({validated:,} users)"
+            )
+        cuts = [_iso(int(cut)) for cut in self.rule.removeprefix("time:").split(",")]
+        text = (
+            f"time cut: events before {cuts[0]} train; the first item from {cuts[-1]} on is held out ({tested:,} users)"
+        )
+        if len(cuts) == 2:
+            text += f", the first between the two is the validation item ({validated:,} users)"
+        return text
+
+
+def _first_events(store: Store, cut: int) -> Int64Array:
+    """Return the index of every user's first event at or after `cut` (the user's end where there is none)."""
+    firsts = np.empty(store.num_users, np.int64)
+    for first, last in store.user_blocks():
+        start, stop = int(store.offsets[first]), int(store.offsets[last])
+        before = np.zeros(stop - start + 1, np.int64)
+        np.cumsum(np.asarray(store.times[start:stop]) < cut, out=before[1:])
+        bounds = np.asarray(store.offsets[first : last + 1]) - start
+        firsts[first:last] = np.asarray(store.offsets[first:last]) + np.diff(before[bounds])
+    return firsts
+
+
+def parse_rule(rule: str) -> str:
+    """Return the rule in its canonical form, times in seconds.
+
+    Raises:
+        UserError: the rule is unknown or a time cannot be read.
+    """
+    if rule in (LEAVE_ONE_OUT, LEAVE_TWO_OUT):
+        return rule
+    if not rule.startswith("time:"):
+        hint = nearest(rule, [LEAVE_ONE_OUT, LEAVE_TWO_OUT, "time:"])
+        raise UserError(f"unknown split {rule!r}: use leave-one-out, leave-two-out or time:2022-05-01.{hint}")
+    cuts = [_seconds(text.strip(), rule) for text in rule.removeprefix("time:").split(",")]
+    if len(cuts) > 2 or cuts != sorted(set(cuts)):
+        raise UserError(f"split {rule!r}: give one cut, or two in ascending order (validation, test)")
+    return "time:" + ",".join(str(cut) for cut in cuts)
+
+
+def _seconds(text: str, rule: str) -> int:
+    if text.isascii() and text.isdigit():
+        return int(text)
+    try:
+        moment = datetime.datetime.fromisoformat(text.replace("Z", "+00:00"))
+    except ValueError:
+        raise UserError(
+            f"split {rule!r}: cannot read {text!r} as a time; write 2022-05-01, 2022-05-01T12:00:00 or seconds"
+        ) from None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=datetime.timezone.utc)
+    return int(moment.timestamp())
+
+
+def _iso(seconds: int) -> str:
+    try:
+        moment = datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc)
+    except (ValueError, OverflowError, OSError):
+        return f"{seconds} s"
+    return moment.strftime("%Y-%m-%d" if seconds % 86400 == 0 else "%Y-%m-%dT%H:%M:%SZ")

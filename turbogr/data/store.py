@@ -1,0 +1,404 @@
+"""Store: a prepared interaction log as a folder of memory-mapped .npy columns and a manifest.
+
+`offsets` [U + 1] cuts the event columns `items`, `times` and the actions into users; events are sorted by (user,
+time, original row). Opening reads the manifest and maps the files, so it takes milliseconds and no memory whatever
+the size. Writing happens in a folder beside the target that is renamed into place as the last act, so a reader
+never sees half a store.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import DTypeLike, NDArray
+
+from turbogr import __version__
+from turbogr.data.vocabulary import Int64Array, Vocabulary
+from turbogr.errors import UserError
+
+SCHEMA_VERSION = 1
+MANIFEST = "manifest.json"
+_CHUNK_EVENTS = 1 << 22
+
+
+@dataclass(frozen=True)
+class Column:
+    """One .npy file of the store: its type, its length and the SHA-256 of its data."""
+
+    dtype: str
+    length: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a store holds and how it came about; `manifest.json` on disk.
+
+    `times` is "real" (seconds since 1970) or "positions" (the log had an order but no times). `split` is the default
+    rule of `Split.of`. `account` maps "rows_in", "rows_kept" and "dropped" (reason -> rows). In a store that extends
+    another, rows below `known_users` and `known_items` are those of the store whose content hash is `extends`.
+    """
+
+    source: str
+    num_users: int
+    num_items: int
+    num_events: int
+    split: str
+    times: str
+    account: dict[str, Any]
+    filters: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+    extends: str | None = None
+    known_users: int = 0
+    known_items: int = 0
+    columns: dict[str, Column] = field(default_factory=dict)
+    content_hash: str = ""
+    time_unit: str = "seconds"
+    schema_version: int = SCHEMA_VERSION
+    turbogr_version: str = ""
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self), indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str) -> Manifest:
+        raw = json.loads(text)
+        raw["columns"] = {name: Column(**column) for name, column in raw["columns"].items()}
+        return cls(**raw)
+
+    @property
+    def actions(self) -> tuple[str, ...]:
+        """Names of the action columns, sorted."""
+        return tuple(sorted(name[len("action.") :] for name in self.columns if name.startswith("action.")))
+
+
+class Store:
+    """A prepared log. U users, V items, E events.
+
+    Attributes:
+        offsets: int64 [U + 1]; user u's events are offsets[u]:offsets[u + 1].
+        items: int32 or int64 [E], the item's row, 0 to V - 1.
+        times: int64 [E], seconds (or positions, see the manifest).
+        actions: name -> [E].
+        user_ids, item_ids: raw ids of the rows.
+    """
+
+    def __init__(self, path: Path, manifest: Manifest) -> None:
+        self.path = path
+        self.manifest = manifest
+        self.offsets: Int64Array = _map(path, "offsets", manifest)
+        self.items: NDArray[np.integer[Any]] = _map(path, "items", manifest)
+        self.times: Int64Array = _map(path, "times", manifest)
+        self.actions: dict[str, NDArray[Any]] = {
+            name: _map(path, f"action.{name}", manifest) for name in manifest.actions
+        }
+        self.user_ids = _map_vocabulary(path, "user_ids", manifest)
+        self.item_ids = _map_vocabulary(path, "item_ids", manifest)
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> Store:
+        """Map the store at `path`.
+
+        Raises:
+            UserError: there is no store, it is of another schema version, or a file is missing or cut short.
+        """
+        path = Path(path)
+        return cls(path, read_manifest(path))
+
+    @property
+    def num_users(self) -> int:
+        return self.manifest.num_users
+
+    @property
+    def num_items(self) -> int:
+        return self.manifest.num_items
+
+    @property
+    def num_events(self) -> int:
+        return self.manifest.num_events
+
+    @property
+    def lengths(self) -> Int64Array:
+        """Events per user, int64 [U]."""
+        return np.diff(self.offsets)
+
+    def user_blocks(self, max_events: int = _CHUNK_EVENTS) -> Iterator[tuple[int, int]]:
+        """Yield (first, last + 1) of consecutive users that hold about `max_events` events together."""
+        first = 0
+        while first < self.num_users:
+            limit = self.offsets[first] + max_events
+            end = max(int(np.searchsorted(self.offsets, limit, side="right")) - 1, first + 1)
+            yield first, min(end, self.num_users)
+            first = end
+
+    def item_counts(self, ends: Int64Array | None = None) -> Int64Array:
+        """Count how often every item occurs, int64 [V], over all events or over offsets[u]:ends[u] of every user."""
+        counts = np.zeros(self.num_items, np.int64)
+        for first, last in self.user_blocks():
+            start, stop = int(self.offsets[first]), int(self.offsets[last])
+            items = np.asarray(self.items[start:stop])
+            if ends is not None:
+                limit = np.repeat(ends[first:last], np.diff(self.offsets[first : last + 1]))
+                items = items[np.arange(start, stop) < limit]
+            counts += np.bincount(items, minlength=self.num_items)
+        return counts
+
+    def __repr__(self) -> str:
+        return (
+            f"Store({str(self.path)!r}: {self.num_users:,} users, {self.num_items:,} items, {self.num_events:,} events)"
+        )
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Read and check the manifest of the store at `path` (see `Store.open` for what it raises)."""
+    try:
+        text = (path / MANIFEST).read_text(encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError):
+        what = "is not a prepared store (it has no manifest.json)" if path.exists() else "does not exist"
+        raise UserError(f"{path} {what}; make one with `turbogr prepare SOURCE PATH --out {path}`") from None
+    try:
+        raw = json.loads(text)
+        version = raw["schema_version"]
+    except (ValueError, KeyError, TypeError):
+        raise UserError(f"{path / MANIFEST} is damaged; prepare the store again") from None
+    if version != SCHEMA_VERSION:
+        writer = raw.get("turbogr_version") or "another version"
+        raise UserError(
+            f"{path} has store version {version} (written by turbogr {writer}), but this turbogr reads version "
+            f"{SCHEMA_VERSION}; prepare the store again"
+        )
+    try:
+        return Manifest.from_json(text)
+    except (KeyError, TypeError):
+        raise UserError(f"{path / MANIFEST} is damaged; prepare the store again") from None
+
+
+def _map(path: Path, name: str, manifest: Manifest) -> Any:
+    """Map one column, or raise UserError where the file does not hold what the manifest says."""
+    file = path / f"{name}.npy"
+    column = manifest.columns.get(name)
+    try:
+        array = np.load(file, mmap_mode="r", allow_pickle=False)
+    except FileNotFoundError:
+        raise UserError(f"{file} is missing; prepare the store again") from None
+    except (ValueError, EOFError, OSError):
+        raise UserError(f"{file} is damaged or cut short; prepare the store again") from None
+    if column is None or array.dtype.str != column.dtype or array.shape != (column.length,):
+        raise UserError(f"{file} does not hold what the manifest says; prepare the store again")
+    return array
+
+
+def _map_vocabulary(path: Path, name: str, manifest: Manifest) -> Vocabulary:
+    order = _map(path, f"{name}.order", manifest) if f"{name}.order" in manifest.columns else None
+    if name in manifest.columns:
+        return Vocabulary(_map(path, name, manifest), order)
+    return Vocabulary.of_text(_map(path, f"{name}.offsets", manifest), _map(path, f"{name}.bytes", manifest), order)
+
+
+class ColumnFile:
+    """A .npy file that grows; its header is written when it is closed."""
+
+    def __init__(self, path: Path, dtype: DTypeLike) -> None:
+        self.dtype = np.dtype(dtype).newbyteorder("<")
+        self.length = 0
+        self._hash = hashlib.sha256()
+        self._file: IO[bytes] = open(path, "wb")  # noqa: SIM115 - lives as long as the object
+        self._write_header()
+
+    def _write_header(self) -> None:
+        header = {"descr": self.dtype.str, "fortran_order": False, "shape": (self.length,)}
+        np.lib.format.write_array_header_1_0(self._file, header)
+
+    def append(self, values: NDArray[Any]) -> None:
+        data = np.ascontiguousarray(values, self.dtype)
+        self._hash.update(data.data)
+        self._file.write(data.data)
+        self.length += len(data)
+
+    def close(self) -> Column:
+        """Write the header, flush to the disk and return the column's record."""
+        end = self._file.tell()
+        self._file.seek(0)
+        self._write_header()
+        assert self._file.tell() + self.length * self.dtype.itemsize == end, "the header must not change its size"
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        return Column(self.dtype.str, self.length, self._hash.hexdigest())
+
+    def abandon(self) -> None:
+        self._file.close()
+
+
+class StoreWriter:
+    """Writes a store beside `target` and renames it into place on `commit`; use as a context manager.
+
+    Leaving the context without a commit removes everything. A folder left behind by a killed writer is removed by
+    the next writer of the same target.
+
+    Raises:
+        UserError: `target` exists and `overwrite` is False or it is not a store; the disk is full.
+    """
+
+    def __init__(self, target: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        self.target = Path(os.path.abspath(target))
+        self._columns: dict[str, ColumnFile] = {}
+        if os.path.lexists(self.target):
+            if not overwrite:
+                raise UserError(f"{target} already exists; choose another --out or pass --overwrite")
+            if not (self.target / MANIFEST).is_file() and (not self.target.is_dir() or any(self.target.iterdir())):
+                raise UserError(f"{target} is not a prepared store, so it is not overwritten; choose another --out")
+        try:
+            self.target.parent.mkdir(parents=True, exist_ok=True)
+            self._remove_abandoned()
+            self.folder = Path(tempfile.mkdtemp(prefix=self._prefix, dir=self.target.parent))
+        except OSError as error:
+            raise UserError(f"cannot write to {self.target.parent}: {error.strerror}") from error
+        self._lock = os.open(self.folder, os.O_RDONLY)
+        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    @property
+    def _prefix(self) -> str:
+        return f".{self.target.name}.partial-"
+
+    def _remove_abandoned(self) -> None:
+        for folder in self.target.parent.glob(f"{self._prefix}*"):
+            handle = os.open(folder, os.O_RDONLY)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+            except BlockingIOError:
+                pass  # another writer is at work there
+            finally:
+                os.close(handle)
+
+    @property
+    def scratch(self) -> Path:
+        """A folder for temporary files that is gone after the commit."""
+        folder = self.folder / "scratch"
+        folder.mkdir(exist_ok=True)
+        return folder
+
+    def append(self, name: str, values: NDArray[Any], dtype: DTypeLike | None = None) -> None:
+        """Append `values` to the column `name`; the first call fixes its type."""
+        if name not in self._columns:
+            self._columns[name] = ColumnFile(self.folder / f"{name}.npy", values.dtype if dtype is None else dtype)
+        self._columns[name].append(values)
+
+    def write_vocabulary(self, name: str, ids: Any, order: Int64Array | None = None) -> None:
+        """Write raw ids by row: an int64 array, or an Arrow string array, with the order that sorts them if needed."""
+        if isinstance(ids, np.ndarray):
+            self.append(name, ids, np.int64)
+        else:
+            ids = ids.combine_chunks() if isinstance(ids, pa.ChunkedArray) else ids
+            ids = ids.cast(pa.large_string())
+            _, offset_buffer, data_buffer = ids.buffers()
+            offsets = np.frombuffer(offset_buffer, np.int64)[ids.offset : ids.offset + len(ids) + 1]
+            data = np.frombuffer(data_buffer, np.uint8) if data_buffer else np.zeros(0, np.uint8)
+            self.append(f"{name}.offsets", offsets - offsets[0], np.int64)
+            self.append(f"{name}.bytes", data[offsets[0] : offsets[-1]], np.uint8)
+        if order is not None:
+            self.append(f"{name}.order", order, np.int64)
+
+    def commit(self, manifest: Manifest) -> Store:
+        """Finish the columns, complete the manifest with their hashes, and rename the folder to the target."""
+        columns = {name: column.close() for name, column in sorted(self._columns.items())}
+        manifest = dataclasses.replace(
+            manifest, columns=columns, content_hash=_content_hash(columns, manifest), turbogr_version=__version__
+        )
+        shutil.rmtree(self.folder / "scratch", ignore_errors=True)
+        with open(self.folder / MANIFEST, "w", encoding="utf-8") as file:
+            file.write(manifest.to_json())
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(self.folder, 0o777 & ~_umask())
+        os.fsync(self._lock)
+        replaced = _move_into_place(self.folder, self.target)
+        _fsync_folder(self.target.parent)
+        if replaced is not None:
+            shutil.rmtree(replaced, ignore_errors=True)
+        self._close()
+        return Store.open(self.target)
+
+    def _close(self) -> None:
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def __enter__(self) -> StoreWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._lock < 0:
+            return
+        for column in self._columns.values():
+            column.abandon()
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self._close()
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise UserError(
+                f"the disk of {self.target.parent} is full; nothing was written. Free space or choose another --out"
+            ) from error
+
+
+def _content_hash(columns: Mapping[str, Column], manifest: Manifest) -> str:
+    """Hash of the data and of how it is to be read; not of options that left no trace in the data."""
+    lines: Iterable[str] = (
+        f"{name} {column.dtype} {column.length} {column.sha256}" for name, column in columns.items()
+    )
+    text = "\n".join([*lines, manifest.split, manifest.times])
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _move_into_place(folder: Path, target: Path) -> Path | None:
+    """Rename `folder` to `target` and return where the replaced folder now is, None if there was none."""
+    if not os.path.lexists(target):
+        os.rename(folder, target)
+        return None
+    if _exchange(folder, target):
+        return folder
+    replaced = Path(tempfile.mkdtemp(prefix=f".{target.name}.partial-", dir=target.parent))
+    os.rename(target, replaced)
+    os.rename(folder, target)
+    return replaced
+
+
+def _exchange(first: Path, second: Path) -> bool:
+    """Swap two names atomically where the system can (Linux); return whether it did."""
+    if not sys.platform.startswith("linux"):
+        return False
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    at_cwd, exchange = -100, 2
+    return rename is not None and rename(at_cwd, os.fsencode(first), at_cwd, os.fsencode(second), exchange) == 0
+
+
+def _fsync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
