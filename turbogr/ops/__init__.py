@@ -4,6 +4,7 @@ from turbogr.ops.embedding import embed
 from turbogr.ops.gated_linear import gated_linear
 from turbogr.ops.jagged_attention import RelativeBias, hstu_attention
 from turbogr.ops.norm_linear import norm_linear
+from turbogr.ops.random_integers import random_integers
 from turbogr.ops.registry import backend, services, set_backend
 from turbogr.ops.row_optimizer import row_adagrad_, row_adam_
 from turbogr.ops.sampled_softmax import sampled_softmax
@@ -16,6 +17,7 @@ __all__ = [
     "gated_linear",
     "hstu_attention",
     "norm_linear",
+    "random_integers",
     "row_adagrad_",
     "row_adam_",
     "sampled_softmax",

@@ -1,8 +1,9 @@
 """Which backend serves an operator: decided once per (operator, device, dtype), visible, overridable.
 
 An operator is a function with a contract (its package's `__init__`) and one or more backends. `reference` is the
-definition in plain PyTorch and serves every device and floating type. A compiled backend declares what it serves and, when it
-cannot, why. `auto` takes the first backend in `PREFERENCE` that can; an explicit choice that cannot be met raises.
+definition in plain PyTorch and serves every device and floating type. A compiled backend declares what it serves and,
+when it cannot, why. `auto` takes the first backend in `PREFERENCE` that can; an explicit choice that cannot be met
+raises.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from torch import Tensor
+from torch.nn import functional as F
 
 from turbogr.random import Dropout, apply_dropout
 
@@ -16,5 +17,8 @@ def embed(
     dropout: Dropout | None,
     keys: Tensor | None,
 ) -> Tensor:
-    """See `turbogr.ops.embedding.embed`."""
-    return apply_dropout(rows[index] * scale + position_rows[positions], dropout, keys)
+    """See `turbogr.ops.embedding.embed`.
+
+    F.embedding rather than indexing: the gradient of `rows[index]` adds up in the order in which threads arrive.
+    """
+    return apply_dropout(F.embedding(index, rows) * scale + F.embedding(positions, position_rows), dropout, keys)

@@ -37,8 +37,13 @@ def relative_bias(
     """Bias of one sequence of n: [n, n]."""
     n = query_times.shape[0]
     place = torch.arange(n, device=query_times.device)
-    by_position = position_weight[max_len - 1 + place[None, :] - place[:, None]]
-    return by_position + time_weight[time_buckets(query_times, key_times, time_weight.numel() - 1)]
+    by_position = _look_up(position_weight, max_len - 1 + place[None, :] - place[:, None])
+    return by_position + _look_up(time_weight, time_buckets(query_times, key_times, time_weight.numel() - 1))
+
+
+def _look_up(weight: Tensor, index: Tensor) -> Tensor:
+    """weight[index], with a gradient that adds up in a fixed order (plain indexing's depends on the threads)."""
+    return F.embedding(index, weight[:, None]).squeeze(-1)
 
 
 def hstu_attention(

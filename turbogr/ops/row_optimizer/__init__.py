@@ -1,7 +1,7 @@
 """Optimisers that touch only some rows of a table, in place: the update of the item table after each step.
 
-Both take `weight` [V, d], `index` [R] distinct rows and their summed gradients `grad` [R, d]. State of the other rows is
-left alone, so the cost follows the batch, not the table.
+Both take `weight` [V, d], `index` [R] distinct rows and their summed gradients `grad` [R, d]. State of the other rows
+is left alone, so the cost follows the batch, not the table.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ def sampled_softmax(
 ) -> Tensor:
     """Return the loss of every position, [T]: -log(e^{l+} / (e^{l+} + sum_j e^{l-_j})).
 
-    queries [T, d], rows [R, d], positives [T] and negatives [T, n] index `rows`. A logit is the dot product of query and
-    row divided by `temperature`; with `normalize` both are scaled to unit length first. A negative equal to its
+    queries [T, d], rows [R, d], positives [T] and negatives [T, n] index `rows`. A logit is the dot product of query
+    and row divided by `temperature`; with `normalize` both are scaled to unit length first. A negative equal to its
     position's positive is left out. `log_q` [R], the log probability with which each row is drawn, is subtracted from
     the logits (for samplers that are not uniform).
 

@@ -1,0 +1,73 @@
+"""The HSTU block (Zhai et al., ICML 2024): gated SiLU attention with relative position and time bias.
+
+Shape legend: T tokens, D model width, h heads, d and e the sizes of a head of q/k and of u/v.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from turbogr.layers.tokens import Tokens
+from turbogr.ops import RelativeBias, gated_linear, hstu_attention, norm_linear
+
+_EPS = 1e-6
+
+
+class HSTUBlock(nn.Module):
+    """x + W_o · dropout(U ⊙ norm(A·V)) + b with A_ij = SiLU(q_i·k_j + bias_ij) / max_len, U, V, Q, K = SiLU(norm(x)·W).
+
+    Notable choices: norms have no parameters, one bias table per block serves all heads, and the bias looks at the
+    time of the item to be predicted, not of the last one seen.
+    """
+
+    def __init__(
+        self,
+        *,
+        dim: int,
+        num_heads: int,
+        qk_dim: int,
+        v_dim: int,
+        max_len: int,
+        num_time_buckets: int,
+        dropout: float,
+        site: int,
+    ) -> None:
+        super().__init__()
+        self.num_heads, self.qk_dim, self.v_dim, self.max_len = num_heads, qk_dim, v_dim, max_len
+        self.dropout, self.site = dropout, site
+        self.uvqk = nn.Parameter(torch.empty(dim, 2 * num_heads * (v_dim + qk_dim)))
+        self.position_weight = nn.Parameter(torch.empty(2 * max_len - 1))
+        self.time_weight = nn.Parameter(torch.empty(num_time_buckets + 1))
+        self.out_weight = nn.Parameter(torch.empty(num_heads * v_dim, dim))
+        self.out_bias = nn.Parameter(torch.empty(dim))
+
+    def reset_parameters(self, generator: torch.Generator) -> None:
+        for parameter in (self.uvqk, self.position_weight, self.time_weight):
+            nn.init.normal_(parameter, std=0.02, generator=generator)
+        nn.init.xavier_uniform_(self.out_weight, generator=generator)
+        nn.init.zeros_(self.out_bias)
+
+    def forward(self, x_td: Tensor, tokens: Tokens) -> Tensor:
+        num_tokens, h = x_td.shape[0], self.num_heads
+        uvqk = norm_linear(x_td, self.uvqk, norm="layer", activation="silu", eps=_EPS)
+        u, v, q, k = uvqk.split([h * self.v_dim, h * self.v_dim, h * self.qk_dim, h * self.qk_dim], dim=1)
+        attended = hstu_attention(
+            q.view(num_tokens, h, self.qk_dim),
+            k.view(num_tokens, h, self.qk_dim),
+            v.view(num_tokens, h, self.v_dim),
+            tokens.offsets,
+            RelativeBias(tokens.next_times, tokens.times, self.position_weight, self.time_weight),
+            max_len=self.max_len,
+        )
+        return gated_linear(
+            attended.view(num_tokens, h * self.v_dim),
+            u,
+            x_td,
+            self.out_weight,
+            self.out_bias,
+            norm="layer",
+            eps=_EPS,
+            dropout=tokens.dropout(self.dropout, self.site),
+            keys=tokens.keys,
+        )

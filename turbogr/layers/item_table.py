@@ -1,0 +1,52 @@
+"""The item table of one process: which rows a batch needs, and their vectors as one leaf tensor.
+
+A sharded table offers the same two things, so nothing above this module can tell where rows live.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from turbogr.ops import unique_rows
+
+
+@dataclass(frozen=True)
+class WorkingSet:
+    """The distinct rows that a batch needs.
+
+    `ids` [R] rising; `index` [n] places each requested id in `ids`; `rows` [R, d] is a leaf whose gradient is the sum
+    over all uses of each row.
+    """
+
+    ids: Tensor
+    index: Tensor
+    rows: Tensor
+
+
+class ItemTable:
+    """`weight` [num_items, dim], drawn from a truncated normal of standard deviation 0.02."""
+
+    def __init__(self, num_items: int, dim: int, *, device: torch.device | str = "cpu") -> None:
+        self.weight = torch.empty(num_items, dim, device=device)
+
+    @property
+    def num_items(self) -> int:
+        return self.weight.shape[0]
+
+    def reset_parameters(self, generator: torch.Generator) -> None:
+        with torch.no_grad():
+            values = nn.init.trunc_normal_(torch.empty(self.weight.shape), std=0.02, generator=generator)
+            self.weight.copy_(values)
+
+    def fetch(self, ids: Tensor) -> WorkingSet:
+        """Return the working set of `ids` [n] int64, duplicates allowed.
+
+        Raises:
+            ValueError: an id outside the table.
+        """
+        distinct, index = unique_rows(ids, self.num_items)
+        rows = self.weight.index_select(0, distinct).requires_grad_()
+        return WorkingSet(distinct, index, rows)

@@ -1,0 +1,97 @@
+"""Retrieval: from a user's items to a vector that lies close to the next item's.
+
+The model owns its dense parameters only. It says which items it needs (`ids`) and computes from their vectors (`loss`,
+`encode`); the caller fetches them, from wherever the item table lives.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from turbogr.config import ModelConfig
+from turbogr.data.batching import Batch
+from turbogr.layers.hstu import HSTUBlock
+from turbogr.layers.tokens import Tokens
+from turbogr.ops import embed, sampled_softmax
+
+_INPUT_SITE = 0
+
+
+class RetrievalModel(nn.Module):
+    """Items and positions are embedded, pass through the blocks, and the result predicts the next item at each token.
+
+    The config must be resolved: every size is set. Parameters are not initialised until `reset_parameters`.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        assert config.dim and config.max_len and config.qk_dim and config.v_dim, "resolve the config first"
+        self.config = config
+        self.dim, self.max_len = config.dim, config.max_len
+        self.position = nn.Parameter(torch.empty(config.max_len, config.dim))
+        self.blocks = nn.ModuleList(
+            HSTUBlock(
+                dim=config.dim,
+                num_heads=config.num_heads,
+                qk_dim=config.qk_dim,
+                v_dim=config.v_dim,
+                max_len=config.max_len,
+                num_time_buckets=config.num_time_buckets,
+                dropout=config.dropout,
+                site=_INPUT_SITE + 1 + number,
+            )
+            for number in range(config.num_blocks)
+        )
+
+    def reset_parameters(self, generator: torch.Generator) -> None:
+        """Draw all parameters anew; the same generator state gives the same parameters."""
+        nn.init.trunc_normal_(self.position, std=math.sqrt(1.0 / self.dim), generator=generator)
+        for block in self.blocks:
+            assert isinstance(block, HSTUBlock)
+            block.reset_parameters(generator)
+
+    @staticmethod
+    def ids(batch: Batch, negatives: Tensor) -> Tensor:
+        """Return every item that the loss of a batch needs, [T · (2 + n)]: inputs, targets, negatives [T, n]."""
+        assert batch.targets is not None
+        return torch.cat([batch.items.values, batch.targets, negatives.flatten()])
+
+    def loss(self, rows: Tensor, index: Tensor, batch: Batch, *, temperature: float, seed: int) -> Tensor:
+        """Return the loss of every token, [T], from the vectors `rows` [R, D] and the places `index` of `ids(batch,
+        ...)`.
+
+        `seed` decides what is dropped.
+        """
+        num_tokens = batch.num_tokens
+        inputs, targets, negatives = index.split([num_tokens, num_tokens, index.numel() - 2 * num_tokens])
+        outputs = self.encode(rows, inputs, batch, seed=seed)
+        return sampled_softmax(
+            outputs, rows, targets, negatives.view(num_tokens, -1), temperature=temperature, normalize=True
+        )
+
+    def encode(self, rows: Tensor, index: Tensor, batch: Batch, *, seed: int | None = None) -> Tensor:
+        """Return the output of every token before normalisation, [T, D]; `index` [T] places the inputs in `rows` [R,
+        D].
+
+        Nothing is dropped unless a `seed` is given.
+        """
+        tokens = Tokens(batch.items.offsets, batch.times, batch.next_times, batch.events, seed)
+        x_td = embed(
+            rows,
+            index,
+            self.position,
+            batch.items.positions(),
+            scale=math.sqrt(self.dim),
+            dropout=tokens.dropout(self.config.dropout, _INPUT_SITE),
+            keys=batch.events,
+        )
+        for block in self.blocks:
+            x_td = block(x_td, tokens)
+        return x_td
+
+    def num_parameters(self) -> int:
+        """Number of dense parameters."""
+        return sum(parameter.numel() for parameter in self.parameters())
