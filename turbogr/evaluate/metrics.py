@@ -1,8 +1,8 @@
 """Ranking metrics as pure functions of ranks.
 
-Exactly one item is relevant for each user, so its rank says everything: hr@k is the share of users whose rank is at most k
-(with one relevant item this is also recall@k), ndcg@k the mean of 1 / log2(rank + 1) over those users and 0 over the others,
-mrr the mean of 1 / rank over the whole catalogue, not cut at any k.
+Exactly one item is relevant for each user, so its rank says everything: hr@k is the share of users whose rank is at
+most k (with one relevant item this is also recall@k), ndcg@k the mean of 1 / log2(rank + 1) over those users and 0
+over the others, mrr the mean of 1 / rank over the whole catalogue, not cut at any k.
 """
 
 from __future__ import annotations

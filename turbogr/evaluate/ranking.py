@@ -2,11 +2,11 @@
 
 The order of candidates is (score descending, item row ascending), so it is total: ties never depend on a sort's mood.
 
-A matrix product may round differently when its shape changes, which would let a metric move with the batch size. Here every
-product has the same shape: TILE queries (the last tile padded with zeros) times CHUNK items (the last chunk shorter, always
-the same way). Query i of a call sits in tile i // TILE; a caller that starts its calls at multiples of TILE therefore gets
-the same digits however many queries it passes at once. Every score used, of a target or of a seen item, is read from
-such a product and never computed a second way.
+A matrix product may round differently when its shape changes, which would let a metric move with the batch size. Here
+every product has the same shape: TILE queries (the last tile padded with zeros) times CHUNK items (the last chunk
+shorter, always the same way). Query i of a call sits in tile i // TILE; a caller that starts its calls at multiples of
+TILE therefore gets the same digits however many queries it passes at once. Every score used, of a target or of a seen
+item, is read from such a product and never computed a second way.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ def target_ranks(queries: Tensor, items: ItemVectors, targets: Tensor, seen: Jag
 def top_k(queries: Tensor, items: ItemVectors, k: int, exclude: Jagged | None = None) -> tuple[Tensor, Tensor]:
     """Return the k best items of each query, best first: scores [n, k] and item rows [n, k] int64.
 
-    queries [n, d]; exclude: n rows of item rows that may not be returned. Where fewer than k candidates remain, the row is -1 and
-    the score -inf.
+    queries [n, d]; exclude: n rows of item rows that may not be returned. Where fewer than k candidates remain, the
+    row is -1 and the score -inf.
 
     Raises:
         UserError: a score that is not a finite number, or a k below 1.
@@ -117,7 +117,7 @@ def top_k(queries: Tensor, items: ItemVectors, k: int, exclude: Jagged | None = 
             values = scores.take(tile, chunk)
             masks[tile].apply(values, chunk)
             found, columns = _top_columns(values, k)
-            # Both lists are in order and every row of this chunk is larger than those before: a stable sort keeps ties right.
+            # Both lists are in order and this chunk's rows are larger than all before: a stable sort keeps ties right.
             merged, order = torch.cat([best[tile], found], 1).sort(dim=1, descending=True, stable=True)
             merged_rows = torch.cat([rows[tile], columns + start], 1).gather(1, order)
             best[tile] = merged[:, :k]
@@ -227,7 +227,7 @@ def _num_better(values: Tensor, target_score: Tensor, target_column: Tensor, num
 
 
 def _top_columns(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return the min(k, c) best of `values` [TILE, c] and their columns in the order (value descending, column ascending)."""
+    """Return the min(k, c) best of `values` [TILE, c] and their columns: value descending, then column ascending."""
     if k >= values.shape[1]:
         return _sorted(values)
     found, columns = values.topk(k, dim=1)

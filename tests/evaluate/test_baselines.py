@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from turbogr.data.split import Split
+from turbogr.data.store import Store
+from turbogr.errors import UserError
+from turbogr.evaluate import baselines
+from turbogr.evaluate.baselines import markov_ranks, popularity_ranks
+from turbogr.evaluate.heldout import HeldOut, Interrupted
+
+MakeStore = Callable[..., Store]
+fixtures_are_pure = settings(
+    deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+def definition(
+    histories: list[list[int]], num_items: int, part: str, filter_seen: bool, weight: int
+) -> tuple[list[int], list[int]]:
+    """Ranks of both baselines under leave-two-out, from the formulas, one user and one item at a time."""
+    back = {"test": 1, "valid": 2}[part]
+    train = [history[: len(history) - {1: 0, 2: 1}.get(len(history), 2)] for history in histories]
+    counts = np.bincount([item for history in train for item in history], minlength=num_items)
+    follows = np.zeros((num_items, num_items), np.int64)
+    for history in train:
+        for first, second in itertools.pairwise(history):
+            follows[first, second] += 1
+    ranks: tuple[list[int], list[int]] = ([], [])
+    for history in histories:
+        if len(history) < back + 1:
+            continue
+        target, before = history[-back], history[:-back]
+        popular = {item: Fraction(int(counts[item]), int(counts.sum())) for item in range(num_items)}
+        markov = {item: int(follows[before[-1], item]) + weight * popular[item] for item in range(num_items)}
+        for scores, out in zip((popular, markov), ranks, strict=True):
+            candidates = [i for i in range(num_items) if i == target or not filter_seen or i not in before]
+            out.append(1 + sorted(candidates, key=lambda item: (-scores[item], item)).index(target))
+    return ranks
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    num_users=st.integers(2, 12),
+    num_items=st.integers(1, 12),
+    part=st.sampled_from(["valid", "test"]),
+    filter_seen=st.booleans(),
+    weight=st.sampled_from([1, 3, 1000]),
+    max_pairs=st.sampled_from([1, 7, 10**6]),
+    max_events=st.sampled_from([1, 9, 10**6]),
+)
+@fixtures_are_pure
+def test_baselines_follow_their_definitions(
+    make_store: MakeStore,
+    histories: Callable[..., list[list[int]]],
+    seed: int,
+    num_users: int,
+    num_items: int,
+    part: str,
+    filter_seen: bool,
+    weight: int,
+    max_pairs: int,
+    max_events: int,
+) -> None:
+    drawn = [*histories(seed, num_users, num_items), [0, 0, num_items - 1]]
+    store = make_store(drawn, num_items)
+    split = Split.of(store)
+    held_out = HeldOut.of(store, split, part)
+    counts = store.item_counts(split.train_end)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(baselines, "MAX_PAIRS", max_pairs)
+        patch.setattr(baselines, "MAX_EVENTS", max_events)
+        popular = popularity_ranks(held_out, counts, filter_seen=filter_seen)
+        markov = markov_ranks(held_out, split, counts, filter_seen=filter_seen, weight=weight)
+    wanted = definition(drawn, num_items, part, filter_seen, weight)
+    assert popular.tolist() == wanted[0]
+    assert markov.tolist() == wanted[1]
+
+
+def test_held_out_users_are_accounted_for(make_store: MakeStore) -> None:
+    store = make_store([[0], [1, 2], [0, 1, 2], [2, 1, 0, 1]], 3)
+    split = Split.of(store)
+    test, valid = HeldOut.of(store, split, "test"), HeldOut.of(store, split, "valid")
+    assert test.users.tolist() == [1, 2, 3]
+    assert test.skipped == {"no test event": 1}
+    assert test.targets.tolist() == [2, 2, 1]
+    assert valid.users.tolist() == [2, 3]
+    assert valid.skipped == {"no valid event": 2}
+    items, lengths = test.histories(1, 3)
+    assert items.tolist() == [0, 1, 2, 1, 0]
+    assert lengths.tolist() == [2, 3]
+    with pytest.raises(UserError, match="evaluate the test part"):
+        HeldOut.of(store, Split.of(store, "leave-one-out"), "valid")
+
+
+@pytest.mark.parametrize("max_events", [1, 4, 5, 100])
+def test_blocks_cover_every_user_once(make_store: MakeStore, max_events: int) -> None:
+    store = make_store([[0] * length for length in (2, 9, 2, 3, 4, 2)], 1)
+    held_out = HeldOut.of(store, Split.of(store), "test")
+    blocks = held_out.blocks(max_events)
+    assert [user for first, last in blocks for user in range(first, last)] == list(range(6))
+
+
+def test_baselines_can_be_interrupted(make_store: MakeStore) -> None:
+    store = make_store([[0, 1, 2, 0], [2, 1, 0, 1]], 3)
+    split = Split.of(store)
+    held_out = HeldOut.of(store, split, "test")
+    counts = store.item_counts(split.train_end)
+
+    def stop() -> None:
+        raise Interrupted
+
+    with pytest.raises(Interrupted):
+        popularity_ranks(held_out, counts, stop=stop)
+    with pytest.raises(Interrupted):
+        markov_ranks(held_out, split, counts, filter_seen=False, stop=stop)

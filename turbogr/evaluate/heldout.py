@@ -1,0 +1,80 @@
+"""The held-out events of one part of a split: what is asked of every model and every baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from turbogr.data.batching import concatenated_ranges
+from turbogr.data.split import Split
+from turbogr.data.store import Store
+from turbogr.data.vocabulary import Int64Array
+from turbogr.errors import UserError
+
+Stop = Callable[[], None]  # called now and then during long work; raises `Interrupted` to end it
+
+
+class Interrupted(Exception):
+    """Evaluation was asked to stop before it was complete; it has changed nothing."""
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """n users with one held-out event each, in store order.
+
+    `users` [n] rows of the store, `starts` [n] their first events, `events` [n] the held-out ones; the history of a
+    held-out event is starts[i]:events[i] and never empty. `skipped` counts the users that are not here, by reason.
+    """
+
+    store: Store
+    part: str
+    users: Int64Array
+    starts: Int64Array
+    events: Int64Array
+    skipped: dict[str, int]
+
+    @classmethod
+    def of(cls, store: Store, split: Split, part: str) -> HeldOut:
+        """Collect the held-out events of `part` ("valid" or "test").
+
+        Raises:
+            UserError: the split holds nothing out for this part.
+        """
+        events = split.targets(part)
+        users = np.flatnonzero(events >= 0)
+        if not len(users):
+            raise UserError(
+                f"the split {split.rule!r} of {store.path} has no {part} event for any user; "
+                + ("evaluate the test part" if part == "valid" else "use another split, or a log with longer histories")
+            )
+        starts = np.asarray(store.offsets)[users]
+        assert (events[users] > starts).all(), "a held-out event needs a history"
+        missing = store.num_users - len(users)
+        skipped = {f"no {part} event": missing} if missing else {}
+        return cls(store, part, users, starts, events[users], skipped)
+
+    def __len__(self) -> int:
+        return len(self.users)
+
+    @property
+    def targets(self) -> Int64Array:
+        """Item rows of the held-out events, [n]."""
+        return self.store.items[self.events].astype(np.int64)
+
+    def histories(self, first: int, last: int) -> tuple[Int64Array, Int64Array]:
+        """Return the item rows of all events before the held-out ones of users first..last - 1, and their lengths."""
+        lengths = self.events[first:last] - self.starts[first:last]
+        return self.store.items[concatenated_ranges(self.starts[first:last], lengths)].astype(np.int64), lengths
+
+    def blocks(self, max_events: int) -> list[tuple[int, int]]:
+        """Cut the users into (first, last + 1) ranges whose histories hold about `max_events` events together."""
+        ends = np.cumsum(self.events - self.starts)
+        blocks, first = [], 0
+        while first < len(self):
+            done = int(ends[first - 1]) if first else 0
+            last = max(int(np.searchsorted(ends, done + max_events, side="right")), first + 1)
+            blocks.append((first, last))
+            first = last
+        return blocks
