@@ -1,7 +1,7 @@
 """What this machine is: the facts that stand beside every figure, and the GEMM peak that MFU is measured against.
 
 Precisions below fp32 are only ever tried in a child process: some virtual machines advertise AMX but hide CPUID leaf
-0x1D, and there PyTorch's bf16 matmul dies with SIGILL. Imports only torch and the standard library.
+0x1D, and there PyTorch's bf16 matmul dies with SIGILL. Imports torch and the standard library alone.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from typing import Any
 
 import torch
 
-PACKAGES = ("turbogr", "torch", "numpy", "pyarrow", "polars")
+import turbogr
+
+PACKAGES = ("torch", "numpy", "pyarrow", "polars")
 
 # The instruction sets that decide which kernels run, in rising order; names as in Linux' /proc/cpuinfo.
 ISA_FLAGS = (
@@ -73,7 +75,7 @@ def machine_facts() -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the installed packages that results depend on."""
-    found = {"python": platform.python_version()}
+    found = {"turbogr": turbogr.__version__, "python": platform.python_version()}
     for package in PACKAGES:
         try:
             found[package] = importlib.metadata.version(package)

@@ -1,0 +1,63 @@
+"""Benchmarks: one module per claim, all saving the same small record.
+
+A benchmark is a module of this folder with
+
+    SETTINGS: dict      every setting with its default; `--set key=value` changes one, parsed to the default's type
+    run(settings)       measures and returns a `record.Result` (or just its figures)
+
+and a docstring whose first line says what it measures. Its name is the module's name; modules that start with an
+underscore, and `record`, are not benchmarks.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from turbogr.bench.record import Record, Result, parse_settings, summarise
+from turbogr.errors import UserError, nearest
+
+__all__ = ["Record", "Result", "describe", "load", "names", "run_benchmark"]
+
+
+def names() -> list[str]:
+    """Return the names of all benchmarks, sorted."""
+    found = (module.name for module in pkgutil.iter_modules(__path__))
+    return sorted(name for name in found if name != "record" and not name.startswith("_"))
+
+
+def describe(name: str) -> str:
+    """Return the first line of a benchmark's docstring, without importing it (its imports may be optional)."""
+    source = Path(__path__[0], f"{name}.py").read_text(encoding="utf-8")
+    return (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
+
+
+def load(name: str) -> ModuleType:
+    """Import the benchmark called `name`.
+
+    Raises:
+        UserError: there is no such benchmark; names the nearest.
+    """
+    known = names()
+    if name not in known:
+        raise UserError(f"there is no benchmark '{name}'; choose from {', '.join(known)}.{nearest(name, known)}")
+    return importlib.import_module(f"turbogr.bench.{name}")
+
+
+def run_benchmark(name: str, assignments: list[str] | None = None, *, command: str = "") -> tuple[Record, Result]:
+    """Run a benchmark with `key=value` assignments over its default settings; return its record and full result.
+
+    Raises:
+        UserError: an unknown benchmark or setting, or a value that does not fit.
+    """
+    module = load(name)
+    defaults: Mapping[str, Any] = getattr(module, "SETTINGS", {})
+    settings = parse_settings(name, defaults, assignments or [])
+    outcome = module.run(settings)
+    result = outcome if isinstance(outcome, Result) else Result(figures=outcome)
+    return summarise(name, result, settings, command=command), result

@@ -1,0 +1,53 @@
+"""GEMM peak of this machine in every precision: what MFU is measured against.
+
+The best of several large square matrix products; precisions below fp32 are tried in a child process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from turbogr.bench.record import Cell, Result, Table
+from turbogr.errors import UserError, nearest
+from turbogr.machine import GemmUnavailable, gemm_peak
+from turbogr.report.charts import Axis, bar_chart
+
+SETTINGS: dict[str, Any] = {
+    "precisions": ["float32", "float64", "bfloat16", "float16"],
+    "threads": 0,  # 0: as many as torch uses
+    "timeout": 60.0,
+}
+
+_KNOWN = ("float64", "float32", "bfloat16", "float16")
+
+
+def run(settings: Mapping[str, Any]) -> Result:
+    """Measure the peak in each of `precisions`; figures are `gflops_<precision>`."""
+    for precision in settings["precisions"]:
+        if precision not in _KNOWN:
+            hint = nearest(precision, _KNOWN)
+            raise UserError(f"precisions: unknown '{precision}', choose from {', '.join(_KNOWN)}.{hint}")
+    if settings["threads"] < 0:
+        raise UserError(f"threads must be 0 (all) or positive, got {settings['threads']}")
+    threads = settings["threads"] or torch.get_num_threads()
+    figures: dict[str, float] = {}
+    rows: list[list[Cell]] = []
+    notes = []
+    for precision in settings["precisions"]:
+        rate: float | None = None
+        try:
+            rate = gemm_peak(getattr(torch, precision), threads, settings["timeout"]) / 1e9
+            figures[f"gflops_{precision}"] = rate
+        except GemmUnavailable as error:
+            notes.append(f"{precision} is unavailable here: {error}")
+        rows.append([precision, rate])
+    title = f"GEMM peak, {threads} thread{'s' if threads > 1 else ''}"
+    plot = bar_chart(
+        {precision: figures.get(f"gflops_{precision}", float("nan")) for precision in settings["precisions"]},
+        title=title,
+        axis=Axis("GFLOP/s, best of several square products", zero=True),
+    )
+    return Result(figures, [Table(title, ["precision", "GFLOP/s"], rows)], {"gemm": plot}, notes)

@@ -1,0 +1,75 @@
+"""`turbogr bench`: run one benchmark, print its table, save its record and plots."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+from turbogr import bench
+from turbogr.bench.record import Result, Table
+from turbogr.errors import UserError
+from turbogr.files import replace_text
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add `bench` to the command line."""
+    parser = subparsers.add_parser(
+        "bench",
+        help="run a benchmark; without a name, list them",
+        description="Run one benchmark: print its tables, save its record as JSON and its plots as SVG beside that.",
+    )
+    parser.add_argument("name", nargs="?", metavar="NAME", help="which benchmark; leave it out to list them")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the record here, plots beside it")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", dest="assignments", help="change a setting"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command; return its exit status."""
+    if args.name is None:
+        width = max(len(name) for name in bench.names())
+        print("\n".join(f"{name:<{width}}  {bench.describe(name)}" for name in bench.names()))
+        return 0
+    if args.json is not None:
+        _check_target(args.json)  # before the measuring, which can take long
+    record, result = bench.run_benchmark(args.name, args.assignments, command=_command())
+    tables = result.tables or [Table(record.name, ["figure", "value"], list(record.figures.items()))]
+    print("\n\n".join(table.text() for table in tables))
+    for note in result.notes:
+        print(f"note: {note}")
+    if args.json is not None:
+        record.write(args.json)
+        print(f"\nrecord  {args.json}")
+        for path in _write_plots(result, args.json):
+            print(f"plot    {path}")
+    return 0
+
+
+def _command() -> str:
+    return shlex.join(["turbogr", *sys.argv[1:]])
+
+
+def _check_target(path: Path) -> None:
+    if path.suffix == ".svg":
+        raise UserError(f"--json {path}: the record is JSON and the plot takes the name ending in .svg; choose .json")
+    if path.is_dir():
+        raise UserError(f"--json {path}: this is a folder; name a file in it")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--json {path}: cannot make its folder ({error.strerror})") from None
+
+
+def _write_plots(result: Result, record: Path) -> list[Path]:
+    """Write FILE.svg for one plot, FILE-<name>.svg for several."""
+    written = []
+    for name, svg in result.plots.items():
+        path = record.with_name(f"{record.stem}.svg" if len(result.plots) == 1 else f"{record.stem}-{name}.svg")
+        replace_text(path, svg)
+        written.append(path)
+    return written
