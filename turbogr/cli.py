@@ -1,0 +1,218 @@
+"""The command line: finds the command, runs it, and turns what goes wrong into one sentence and an exit status.
+
+Only the module of the chosen command is imported, so `turbogr --help` does not wait for torch. Exit statuses: 0 done,
+1 the command's own "no", 2 a mistake of the user or of the machine's state (told without a traceback), 130 Ctrl-C,
+141 the reader of our output went away, 143 SIGTERM. Any other exception is a bug of ours and keeps its traceback;
+TURBOGR_TRACEBACK=1 shows it for the others too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import importlib
+import os
+import signal
+import sys
+import threading
+import traceback
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn, TextIO
+
+from turbogr import __version__
+from turbogr.errors import UserError, nearest
+
+COMMANDS = {
+    "prepare": "turn an interaction log into a prepared store",
+    "inspect": "show what a prepared store holds",
+    "train": "train a model on a prepared store",
+    "evaluate": "measure a trained run on its held-out items",
+    "recommend": "write recommendations of a trained run",
+    "report": "write a run as one self-contained HTML page",
+    "bench": "run a benchmark; without a name, list them",
+    "doctor": "show what this machine is and which backend serves which operator",
+}
+
+_OS_REMEDIES = {
+    errno.ENOSPC: "the disk is full; free some space or choose another folder",
+    errno.EDQUOT: "the disk quota is used up; free some space or choose another folder",
+    errno.EFBIG: "the file would be larger than the file system or this process's limit (ulimit -f) allows",
+    errno.EACCES: "permission denied; change the rights or choose another path",
+    errno.EPERM: "permission denied; change the rights or choose another path",
+    errno.EROFS: "the file system is read-only; choose another folder",
+    errno.ENOENT: "no such file or folder; check the path",
+    errno.ENOTDIR: "a part of the path is a file, not a folder; check the path",
+    errno.EISDIR: "this is a folder, not a file; check the path",
+    errno.EMFILE: "too many open files; raise the limit with ulimit -n",
+    errno.ENAMETOOLONG: "the path is too long; choose a shorter one",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `turbogr` with the arguments of a command line and return the exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    with _own_warnings_in_one_line(), _terminated_by_exception():
+        try:
+            status = _run(arguments)
+            sys.stdout.flush()
+            return status
+        except UserError as error:
+            return _fail(str(error), 2)
+        except KeyboardInterrupt:
+            return _fail("interrupted", 130, label="")
+        except _Terminated:
+            return _fail("terminated", 143, label="")
+        except BrokenPipeError:
+            _silence_stdout()
+            return 141
+        except Exception as error:
+            sentence = _explain(error)
+            if sentence is None:
+                raise
+            return _fail(sentence, 2)
+
+
+def _run(arguments: list[str]) -> int:
+    chosen = arguments[0] if arguments else None
+    if chosen is None:
+        _build_parser(None).print_help()
+        return 0
+    if chosen.startswith("-") and chosen not in _build_parser(None).option_names():
+        raise UserError(_unknown_argument(chosen, _build_parser(None)))
+    if not chosen.startswith("-") and chosen not in COMMANDS:
+        raise UserError(
+            f"unknown command '{chosen}'.{nearest(chosen, COMMANDS)} Commands: {', '.join(COMMANDS)}; "
+            "see turbogr --help"
+        )
+    parser = _build_parser(chosen)
+    try:
+        args, unknown = parser.parse_known_args(arguments)
+    except SystemExit as stop:  # --help and --version leave this way
+        return int(stop.code or 0)
+    if unknown:
+        raise UserError(_unknown_argument(unknown[0], parser.subcommand(chosen)))
+    return int(args.run(args))
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse with our manner of telling mistakes, and without abbreviated options, which break as options are added.
+
+    Sub-parsers made through it are of the same class.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        kwargs.setdefault("allow_abbrev", False)
+        super().__init__(*args, **kwargs)
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}; see {self.prog} --help")
+
+    def subcommand(self, name: str) -> _Parser:
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction) and name in action.choices:
+                found: _Parser = action.choices[name]
+                return found
+        return self
+
+    def option_names(self) -> list[str]:
+        return [option for action in self._actions for option in action.option_strings]
+
+
+def _build_parser(chosen: str | None) -> _Parser:
+    """Build the parser with the chosen command in full and the others by name."""
+    parser = _Parser(prog="turbogr", description="Train generative recommenders on interaction logs.")
+    parser.add_argument("--version", action="version", version=f"turbogr {__version__}")
+    subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
+    for name, summary in COMMANDS.items():
+        if name == chosen:
+            importlib.import_module(f"turbogr.commands.{name}").add_parser(subparsers)
+        else:
+            subparsers.add_parser(name, help=summary, add_help=False)
+    parser.epilog = "turbogr COMMAND --help shows the options of a command."
+    return parser
+
+
+def _unknown_argument(argument: str, parser: _Parser) -> str:
+    name = argument.partition("=")[0]
+    if name.startswith("-"):
+        return f"unknown option '{name}'.{nearest(name, parser.option_names())} See {parser.prog} --help"
+    return f"unexpected argument '{argument}'; see {parser.prog} --help"
+
+
+def _explain(error: BaseException) -> str | None:
+    """Return a sentence for a failure of the file system, found anywhere in the chain of causes, else None."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, OSError):
+            remedy = _OS_REMEDIES.get(seen.errno or 0)
+            if remedy is not None:
+                names = [os.fsdecode(name) for name in (seen.filename, seen.filename2) if isinstance(name, str | bytes)]
+                return f"{names[-1]}: {remedy}" if names else remedy
+            if os.strerror(errno.ENOSPC) in str(seen):  # libraries that keep only the text
+                return _OS_REMEDIES[errno.ENOSPC]
+        seen = seen.__cause__ or seen.__context__
+    return None
+
+
+def _fail(sentence: str, status: int, label: str = "error: ") -> int:
+    """Print the sentence in one line on stderr, after the traceback where TURBOGR_TRACEBACK is set."""
+    sys.stdout.flush()
+    if os.environ.get("TURBOGR_TRACEBACK"):
+        traceback.print_exc()
+    print(f"turbogr: {label}{' '.join(sentence.split())}", file=sys.stderr, flush=True)
+    return status
+
+
+def _silence_stdout() -> None:
+    """Point stdout at nothing, so that the interpreter's last flush does not complain again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+class _Terminated(BaseException):
+    """SIGTERM, raised where the program stands so that everything half-written is removed on the way out."""
+
+
+@contextmanager
+def _terminated_by_exception() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def terminate(signum: int, frame: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second one ends the process at once
+        raise _Terminated
+
+    previous = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+@contextmanager
+def _own_warnings_in_one_line() -> Iterator[None]:
+    """Show warnings that come from this package as a sentence; those of libraries keep their form."""
+    package = str(Path(__file__).parent)
+    inherited = warnings.showwarning
+
+    def show(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        if filename.startswith(package):
+            print(f"turbogr: warning: {' '.join(str(message).split())}", file=file or sys.stderr, flush=True)
+        else:
+            inherited(message, category, filename, lineno, file, line)
+
+    warnings.showwarning = show
+    try:
+        yield
+    finally:
+        warnings.showwarning = inherited

@@ -1,0 +1,173 @@
+"""What this machine is, what TurboGR makes of it, and what is worth mending.
+
+`examine` gathers plain facts and never fails because of the machine: whatever may crash or hang is tried in a child
+process, and what cannot be found out says why.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from turbogr import machine, ops
+
+PRECISIONS = (torch.float32, torch.bfloat16, torch.float16)
+
+_GB = 1e9
+_LITTLE_DISK = 5 * _GB
+_LITTLE_MEMORY = 2 * _GB
+
+
+def examine(folder: Path | str = ".", measure: bool = True) -> dict[str, Any]:
+    """Return the facts as plain JSON values; `folder` is where free disk space is looked up.
+
+    Keys: versions, machine, devices, compiler, operators, gemm_peak, memory, disk, warnings. `gemm_peak` maps a
+    precision to {"flops": rate} or {"fault": reason}; without `measure` it is empty.
+    """
+    facts: dict[str, Any] = {
+        "versions": machine.versions(),
+        "machine": machine.machine_facts(),
+        "devices": devices(),
+        "compiler": compiler(),
+        "operators": [
+            {"operator": service.operator, "backend": service.backend, "why": service.why}
+            for service in ops.services(torch.device("cpu"))
+        ],
+        "gemm_peak": {_short(dtype): _peak(dtype) for dtype in PRECISIONS} if measure else {},
+        "memory": {"total_bytes": machine.memory_bytes(), "available_bytes": available_memory()},
+        "disk": _disk(Path(folder)),
+    }
+    facts["warnings"] = find_troubles(facts)
+    return facts
+
+
+def devices() -> list[str]:
+    """Name every device that torch can use here, the CPU last."""
+    found = []
+    for kind in ("cuda", "npu", "xpu", "mps"):
+        module = getattr(torch, kind, None)
+        try:
+            if module is None or not module.is_available():
+                continue
+            names = [module.get_device_name(index) for index in range(module.device_count())] if kind != "mps" else [""]
+        except (AssertionError, AttributeError, RuntimeError) as error:  # a driver that is there but broken
+            names = [f"cannot be used: {error}"]
+        found += [f"{kind}:{index} {name}".rstrip() for index, name in enumerate(names)]
+    return [*found, "cpu"]
+
+
+def compiler() -> str | None:
+    """Return the path of the C++ compiler that a build would use, or None."""
+    wanted = shlex.split(os.environ.get("CXX", ""))[:1]
+    return next((path for name in wanted or ["c++", "g++", "clang++"] if (path := shutil.which(name))), None)
+
+
+def available_memory() -> int | None:
+    """Return the bytes that programs can still take without swapping, or None where the system does not tell."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    kilobytes = [int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
+    return min(kilobytes[0] * 1024, machine.memory_bytes()) if kilobytes else None
+
+
+def find_troubles(facts: dict[str, Any]) -> list[str]:
+    """Return a sentence with its remedy for everything in the facts that is worth mending."""
+    troubles = []
+    threads, cores = facts["machine"]["threads"], facts["machine"]["cores"]
+    if threads > cores:
+        troubles.append(
+            f"torch uses {threads} threads on {cores} usable cores, which slows every operator down; "
+            f"set OMP_NUM_THREADS={cores} or train.threads"
+        )
+    slow = [row["operator"] for row in facts["operators"] if row["backend"] == "reference"]
+    if slow and len(slow) == len(facts["operators"]):
+        troubles.append(_kernels_missing(facts))
+    faults = {name: peak["fault"] for name, peak in facts["gemm_peak"].items() if "fault" in peak}
+    troubles += [f"{fault}; do not compute in {name} on this machine" for name, fault in faults.items()]
+    free = facts["disk"]["free_bytes"]
+    if free < _LITTLE_DISK:
+        troubles.append(
+            f"only {free / _GB:.1f} GB are free under {facts['disk']['path']}; "
+            "free some space before preparing data or training there"
+        )
+    available = facts["memory"]["available_bytes"]
+    if available is not None and available < _LITTLE_MEMORY:
+        troubles.append(f"only {available / _GB:.1f} GB of memory are available; end other programs before training")
+    return troubles
+
+
+def describe(facts: dict[str, Any]) -> str:
+    """Return the facts as a text for people."""
+    sections = [
+        _table("Versions", facts["versions"].items()),
+        _table("Machine", _machine_rows(facts)),
+        _table("Operators", [(row["operator"], f"{row['backend']:<10} {row['why']}") for row in facts["operators"]]),
+    ]
+    if facts["gemm_peak"]:
+        sections.append(_table("Matrix product, measured peak", map(_peak_row, facts["gemm_peak"].items())))
+    if facts["warnings"]:
+        sections.append("Worth mending\n" + "\n".join(f"  - {warning}" for warning in facts["warnings"]))
+    else:
+        sections.append("Nothing to mend.")
+    return "\n\n".join(sections)
+
+
+def _kernels_missing(facts: dict[str, Any]) -> str:
+    reason = "every operator runs on the slower reference backend"
+    if facts["compiler"] is None:
+        return f"{reason} and there is no C++ compiler; install one (g++ or clang++) and run pip install again"
+    why = facts["operators"][0]["why"]
+    return f"{reason} ({why}); build the kernels with {facts['compiler']}: run pip install again, or make setup"
+
+
+def _peak(dtype: torch.dtype) -> dict[str, Any]:
+    try:
+        return {"flops": machine.gemm_peak(dtype, timeout=60.0)}
+    except machine.GemmUnavailable as error:
+        return {"fault": str(error)}
+
+
+def _peak_row(entry: tuple[str, dict[str, Any]]) -> tuple[str, str]:
+    name, peak = entry
+    return name, peak["fault"] if "fault" in peak else f"{peak['flops'] / 1e9:,.1f} GFLOP/s"
+
+
+def _disk(folder: Path) -> dict[str, Any]:
+    folder = folder.resolve()
+    while not folder.exists():
+        folder = folder.parent
+    usage = shutil.disk_usage(folder)
+    return {"path": str(folder), "free_bytes": usage.free, "total_bytes": usage.total}
+
+
+def _machine_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    here, memory, disk = facts["machine"], facts["memory"], facts["disk"]
+    available = memory["available_bytes"]
+    free = "" if available is None else f"{available / _GB:.1f} GB available of "
+    return [
+        ("system", here["system"]),
+        ("cpu", here["cpu"]),
+        ("cores", f"{here['cores']} usable, torch uses {here['threads']} threads"),
+        ("instructions", " ".join(here["isa"]) or "none known"),
+        ("devices", ", ".join(facts["devices"])),
+        ("memory", f"{free}{memory['total_bytes'] / _GB:.1f} GB"),
+        ("disk", f"{disk['free_bytes'] / _GB:.1f} GB free of {disk['total_bytes'] / _GB:.1f} GB under {disk['path']}"),
+        ("compiler", facts["compiler"] or "none found; the reference operators serve"),
+    ]
+
+
+def _table(title: str, rows: Any) -> str:
+    rows = [(str(name), str(value)) for name, value in rows]
+    width = max(len(name) for name, _ in rows)
+    return "\n".join([title, *(f"  {name:<{width}}  {value}" for name, value in rows)])
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
