@@ -1,0 +1,55 @@
+"""What evaluation and recommendation need of a model, and how they ask for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from turbogr.data.batching import Batch, history_batch, plan_batches
+from turbogr.data.store import Store
+from turbogr.data.vocabulary import Int64Array
+from turbogr.evaluate.ranking import TILE, ItemVectors
+
+ENCODE_TOKENS = 1 << 14  # most tokens encoded at once: bounds the memory of a tile of long histories
+
+
+class Encoder(ItemVectors, Protocol):
+    """A trained model as vectors: the score of an item for a user is the dot product of the two."""
+
+    def encode_last(self, batch: Batch) -> Tensor:
+        """Return the unit vector of the last position of every sequence, [B, d]; no sequence may be empty."""
+        ...
+
+
+def encode_histories(
+    encoder: Encoder,
+    store: Store,
+    users: Int64Array,
+    ends: Int64Array,
+    max_len: int,
+    *,
+    request_times: Int64Array | None = None,
+    step: Callable[[int], None] | None = None,
+) -> Tensor:
+    """Return the vectors [n, d] of `users` [n], each from its last `max_len` events before event `ends` [n].
+
+    Users are encoded TILE at a time, a tile of long histories in several pieces, so the digits of a user's vector
+    depend on its tile alone. `request_times` as in `history_batch`; `step` is called with the number of users done, and
+    may raise to stop.
+    """
+    lengths = np.minimum(ends - np.asarray(store.offsets)[users], max_len)
+    vectors = []
+    for first in range(0, len(users), TILE):
+        tile = slice(first, first + TILE)
+        for piece in plan_batches(lengths[tile], batch_tokens=ENCODE_TOKENS, shuffle=False):
+            chosen = first + piece
+            times = None if request_times is None else request_times[chosen]
+            batch = history_batch(store, users[chosen], ends[chosen], max_len, request_times=times)
+            vectors.append(encoder.encode_last(batch))
+            if step is not None:
+                step(len(chosen))
+    return torch.cat(vectors)

@@ -1,0 +1,188 @@
+"""Evaluation of a model on the held-out items of a split, and the files that keep the result.
+
+Every held-out item is ranked over the whole catalogue; none is sampled and none is dropped. The numbers do not depend
+on the batch size, to the last digit: users are taken in store order, in tiles that are fixed by their place among the
+held-out users, for encoding as for scoring; the batch size only says how many tiles share a pass over the catalogue.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from turbogr.data.split import Split
+from turbogr.data.store import Store
+from turbogr.data.vocabulary import Int64Array
+from turbogr.evaluate.baselines import markov_ranks, popularity_ranks
+from turbogr.evaluate.encoder import Encoder, encode_histories
+from turbogr.evaluate.heldout import HeldOut, Interrupted, Stop
+from turbogr.evaluate.metrics import DEFAULT_KS, ranking_metrics
+from turbogr.evaluate.ranking import TILE, ItemVectors, held_queries, target_ranks
+from turbogr.files import replace_text
+from turbogr.jagged import Jagged
+
+__all__ = [
+    "Encoder",
+    "Evaluation",
+    "Interrupted",
+    "baseline_metrics",
+    "evaluate",
+    "protocol",
+    "write_evaluation",
+]
+
+Metrics = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The result on one part: `metrics`, and `ranks` [n] of the held-out items of `users` [n] (rows of the store).
+
+    `skipped` counts the other users of the store by reason; `protocol` says in one sentence what was measured.
+    """
+
+    part: str
+    metrics: Metrics
+    users: Int64Array
+    ranks: Int64Array
+    skipped: dict[str, int]
+    protocol: str
+
+    @property
+    def num_users(self) -> int:
+        return len(self.users)
+
+
+def evaluate(
+    encoder: Encoder,
+    store: Store,
+    split: Split,
+    part: str = "test",
+    *,
+    max_len: int,
+    ks: Sequence[int] = DEFAULT_KS,
+    filter_seen: bool = True,
+    batch_size: int | None = None,
+    progress: Callable[[int], None] | None = None,
+    should_stop: Callable[[], bool] | None = None,
+) -> Evaluation:
+    """Rank the held-out item of every user of `part` ("valid" or "test") against the whole catalogue.
+
+    A user's query is the encoding of the last `max_len` events before the held-out one; with `filter_seen` all items of
+    the user's earlier events are no candidates. `batch_size` users (rounded up to whole tiles) share one pass over the
+    catalogue; unset, it follows from the size of the catalogue. `progress` is called with the number of users encoded
+    since the last call.
+
+    Raises:
+        Interrupted: `should_stop` returned True; it is asked several times a second on usual sizes.
+        UserError: the split holds nothing out for this part, or a score is not a finite number.
+    """
+    held_out = HeldOut.of(store, split, part)
+    stop = _stop(should_stop)
+    batch_size = -(-(batch_size or held_queries(encoder.num_items)) // TILE) * TILE
+
+    def step(num_users: int) -> None:
+        stop()
+        if progress is not None:
+            progress(num_users)
+
+    items = _StoppableItems(encoder, stop)
+    targets = torch.from_numpy(held_out.targets)
+    ranks = np.empty(len(held_out), np.int64)
+    for first in range(0, len(held_out), batch_size):
+        chosen = slice(first, min(first + batch_size, len(held_out)))
+        queries = encode_histories(encoder, store, held_out.users[chosen], held_out.events[chosen], max_len, step=step)
+        seen = _seen(held_out, chosen, queries.device) if filter_seen else None
+        ranks[chosen] = target_ranks(queries, items, targets[chosen].to(queries.device), seen).cpu().numpy()
+    return Evaluation(
+        part=part,
+        metrics=ranking_metrics(ranks, ks),
+        users=held_out.users,
+        ranks=ranks,
+        skipped=held_out.skipped,
+        protocol=protocol(store, split, part, filter_seen),
+    )
+
+
+def protocol(store: Store, split: Split, part: str, filter_seen: bool) -> str:
+    """Say in one sentence what the metrics of `part` measure."""
+    item = "validation item" if part == "valid" else "test item"
+    seen = "without the user's earlier items" if filter_seen else "the user's earlier items included"
+    return f"{split.describe()}; the {item} is ranked against all {store.num_items:,} items, {seen}"
+
+
+def baseline_metrics(
+    store: Store,
+    split: Split,
+    part: str = "test",
+    *,
+    ks: Sequence[int] = DEFAULT_KS,
+    filter_seen: bool = True,
+    should_stop: Callable[[], bool] | None = None,
+) -> dict[str, Metrics]:
+    """Return the metrics of "popularity" and "markov" on the same users, candidates and filter as `evaluate`."""
+    held_out = HeldOut.of(store, split, part)
+    counts = store.item_counts(split.train_end)
+    stop = _stop(should_stop)
+    popular = popularity_ranks(held_out, counts, filter_seen=filter_seen, stop=stop)
+    markov = markov_ranks(held_out, split, counts, filter_seen=filter_seen, stop=stop)
+    return {"popularity": ranking_metrics(popular, ks), "markov": ranking_metrics(markov, ks)}
+
+
+def write_evaluation(
+    path: Path | str,
+    parts: Mapping[str, Mapping[str, Metrics]],
+    *,
+    num_users: int,
+    protocol: str,
+    step: int | None = None,
+    epoch: float | None = None,
+    selected_on: str | None = None,
+    skipped: Mapping[str, int] | None = None,
+) -> None:
+    """Write evaluation.json: `parts` maps "test" and "valid" to {"model", "popularity", "markov"} to metrics."""
+    record = {
+        "step": step,
+        "epoch": epoch,
+        "selected_on": selected_on,
+        "parts": parts,
+        "num_users": num_users,
+        "skipped": dict(skipped or {}),
+        "protocol": protocol,
+    }
+    replace_text(path, json.dumps(record, ensure_ascii=False, indent=2) + "\n")
+
+
+@dataclass(frozen=True)
+class _StoppableItems:
+    """`ItemVectors` that ask whether to stop before every chunk: a pass over a large catalogue takes long."""
+
+    items: ItemVectors
+    stop: Stop
+
+    @property
+    def num_items(self) -> int:
+        return self.items.num_items
+
+    def item_rows(self, start: int, stop: int) -> Tensor:
+        self.stop()
+        return self.items.item_rows(start, stop)
+
+
+def _stop(should_stop: Callable[[], bool] | None) -> Stop:
+    def stop() -> None:
+        if should_stop is not None and should_stop():
+            raise Interrupted("evaluation was interrupted")
+
+    return stop
+
+
+def _seen(held_out: HeldOut, chosen: slice, device: torch.device) -> Jagged:
+    items, lengths = held_out.histories(chosen.start, chosen.stop)
+    return Jagged.from_lengths(torch.from_numpy(items), torch.from_numpy(lengths)).to(device)
