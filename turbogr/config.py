@@ -115,7 +115,8 @@ class EvaluateConfig:
     """Which held-out part selects the best checkpoint, by which metric, and how often it is looked at.
 
     `part` unset is the validation item where the split has one, else the test item. `every` counts epochs; `patience`
-    counts evaluations without a better value before training stops early (unset: never).
+    counts evaluations without a better value before training stops early (unset: never). `batch_size` bounds the users
+    evaluated together (unset: from the catalogue); metrics do not depend on it.
     """
 
     part: Literal["valid", "test"] | None = None
@@ -124,7 +125,7 @@ class EvaluateConfig:
     every: int = 1
     patience: int | None = None
     filter_seen: bool = True
-    batch_size: int = 512
+    batch_size: int | None = None
 
     def check(self) -> None:
         _positive(self, "every", "patience", "batch_size")

@@ -1,0 +1,44 @@
+"""`turbogr train`: a recipe and a prepared store become a run folder."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser(
+        "train",
+        help="train a recipe on a prepared store",
+        description="Train a recipe on a prepared store. Ctrl-C or SIGTERM writes a checkpoint and ends; --resume goes "
+        "on to the same weights as if nothing had happened.",
+    )
+    parser.add_argument("recipe", metavar="RECIPE", help="YAML file, or the config.yaml of another run")
+    parser.add_argument("--data", required=True, metavar="DIR", help="store written by `turbogr prepare`")
+    parser.add_argument("--out", required=True, metavar="RUN", help="run folder to write")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        dest="overrides",
+        metavar="SECTION.KEY=VALUE",
+        help="change one value of the recipe, e.g. --set train.epochs=5; may be repeated",
+    )
+    parser.add_argument("--resume", action="store_true", help="continue the run in RUN from its newest checkpoint")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    from turbogr.train.run import train
+
+    result = train(args.recipe, args.data, args.out, overrides=args.overrides, resume=args.resume)
+    if result.status == "interrupted":
+        again = ["turbogr", "train", args.recipe, "--data", args.data, "--out", args.out]
+        again += [part for override in args.overrides for part in ("--set", override)]
+        command = shlex.join([*again, "--resume"])
+        print(f"interrupted; step {result.step} is saved. Continue with: {command}", file=sys.stderr)
+        return 128 + (result.signal or 0)
+    best = "" if result.best_value is None else f"; best {result.best_value:.4f} at step {result.best_step}"
+    print(f"{result.status} after {result.step} steps{best}. Next: turbogr evaluate {shlex.quote(args.out)}")
+    return 0

@@ -1,0 +1,177 @@
+"""Which checkpoints a run keeps, and how to load one.
+
+A checkpoint is `checkpoints/step-N/`: DCP files with the tensors and `progress.json`. It is written aside and renamed,
+so a folder of that name is always whole, and it is never overwritten: a second save at the same step has the same
+tensors and replaces only its progress. `best.json` names the best step so far, which is never removed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from turbogr.config import Config, load_config
+from turbogr.errors import UserError
+from turbogr.files import replace_text
+from turbogr.layers.item_table import ItemTable
+from turbogr.models import RetrievalModel
+from turbogr.parallel.checkpoint import load_tensors, save_tensors
+from turbogr.train.progress import Progress
+
+_STEP = re.compile(r"step-(\d+)")
+
+
+class Checkpoints:
+    """The checkpoints of one run."""
+
+    def __init__(self, run: Path, keep: int = 2) -> None:
+        self.folder, self.keep = run / "checkpoints", keep
+
+    def steps(self) -> list[int]:
+        """Steps that have a checkpoint, rising."""
+        if not self.folder.is_dir():
+            return []
+        matches = (_STEP.fullmatch(entry.name) for entry in self.folder.iterdir())
+        return sorted(int(match[1]) for match in matches if match)
+
+    def path(self, step: int) -> Path:
+        return self.folder / f"step-{step}"
+
+    def save(self, state: dict[str, Any], progress: Progress) -> None:
+        """Write a checkpoint of the current step, note the best one, and remove those no longer kept.
+
+        Raises:
+            OSError: the disk is full or not writable; earlier checkpoints are untouched.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        final = self.path(progress.step)
+        if final.exists():
+            replace_text(final / "progress.json", progress.to_json())
+        else:
+            aside = self.folder / f".{final.name}.part"
+            shutil.rmtree(aside, ignore_errors=True)
+            try:
+                save_tensors(state, aside)
+                replace_text(aside / "progress.json", progress.to_json())
+                os.rename(aside, final)
+                _sync_folder(self.folder)
+            except BaseException:
+                shutil.rmtree(aside, ignore_errors=True)
+                raise
+        self.note_best(progress)
+        self._remove_old(progress)
+
+    def newest(self) -> int | None:
+        steps = self.steps()
+        return steps[-1] if steps else None
+
+    def best(self) -> int | None:
+        """Step of the best checkpoint, None before the first evaluation."""
+        try:
+            step = json.loads((self.folder / "best.json").read_text(encoding="utf-8"))["step"]
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(f"{self.folder / 'best.json'} is damaged; remove it and use the last checkpoint") from error
+        return step if self.path(step).is_dir() else None
+
+    def restore(self, state: dict[str, Any], step: int) -> Progress:
+        """Load the tensors of a checkpoint into `state`, in place, and return its progress."""
+        folder = self.path(step)
+        try:
+            progress = Progress.from_json((folder / "progress.json").read_text(encoding="utf-8"), str(folder))
+        except OSError as error:
+            raise UserError(
+                f"{folder} has no progress.json; remove the folder to fall back to an earlier one"
+            ) from error
+        load_tensors(state, folder)
+        return progress
+
+    def note_best(self, progress: Progress) -> None:
+        """Write best.json as `progress` knows it."""
+        if progress.best_step is None:
+            return
+        best = {"step": progress.best_step, "epoch": progress.best_epoch, "value": progress.best_value}
+        replace_text(self.folder / "best.json", json.dumps(best) + "\n")
+
+    def _remove_old(self, progress: Progress) -> None:
+        for step in self.steps()[: -self.keep]:
+            if step != progress.best_step:
+                doomed = self.folder / f".step-{step}.old"
+                os.rename(self.path(step), doomed)
+                shutil.rmtree(doomed, ignore_errors=True)
+
+    def sweep(self) -> None:
+        """Remove what an interrupted save or removal left behind."""
+        if self.folder.is_dir():
+            for entry in self.folder.iterdir():
+                if entry.name.startswith(".step-"):
+                    shutil.rmtree(entry, ignore_errors=True)
+
+
+def load_for_inference(
+    run: Path, which: Literal["best", "last"] = "best"
+) -> tuple[RetrievalModel, ItemTable, Config, dict[str, Any]]:
+    """Load the model and item table of a run, on the CPU; info has `step`, `epoch`, `which` and run.json as `run`.
+
+    A run without an evaluation yet has no best checkpoint; its last one is loaded then, and `which` says so.
+
+    Raises:
+        UserError: not a run folder, or one without a checkpoint.
+    """
+    run = Path(run)
+    record = read_run_record(run)
+    config = load_config(run / "config.yaml")
+    checkpoints = Checkpoints(run)
+    step = checkpoints.best() if which == "best" else None
+    found = "best" if step is not None else "last"
+    step = checkpoints.newest() if step is None else step
+    if step is None:
+        raise UserError(f"{run} has no checkpoint yet; train it first with `turbogr train`")
+    assert config.model.dim is not None
+    model = RetrievalModel(config.model)
+    table = ItemTable(int(record["data"]["num_items"]), config.model.dim)
+    progress = checkpoints.restore({"model": dict(model.named_parameters()), "table": {"weight": table.weight}}, step)
+    model.eval().requires_grad_(False)
+    epoch = progress.best_epoch if found == "best" else progress.loader["epoch"]
+    return model, table, config, {"step": step, "epoch": epoch, "which": found, "run": record}
+
+
+def read_run_record(run: Path) -> dict[str, Any]:
+    """Read run.json.
+
+    Raises:
+        UserError: the folder is not a run.
+    """
+    try:
+        record: dict[str, Any] = json.loads((run / "run.json").read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        what = "is not a run folder (it has no run.json)" if run.exists() else "does not exist"
+        raise UserError(f"{run} {what}; make one with `turbogr train RECIPE --data DIR --out {run}`") from None
+    except ValueError as error:
+        raise UserError(f"{run / 'run.json'} is damaged: {error}") from error
+    return record
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def tensor_state(model: torch.nn.Module, table: ItemTable, dense: Any, rows: Any) -> dict[str, Any]:
+    """Return every tensor of a training run, as checkpoints name them."""
+    return {
+        "model": dict(model.named_parameters()),
+        "table": {"weight": table.weight},
+        "dense_optimizer": dense.state(),
+        "row_optimizer": rows.state(),
+    }

@@ -1,0 +1,109 @@
+"""AdamW for dense parameters, row-wise optimisers for the item table, and the learning rate over time.
+
+Each has `state()`: a nested dict of its own tensors, which a checkpoint saves and loads in place.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from turbogr.config import OptimizerConfig
+from turbogr.ops import row_adagrad_, row_adam_
+
+
+class DenseAdamW:
+    """torch's AdamW, with its state made at once instead of at the first step."""
+
+    def __init__(self, model: nn.Module, config: OptimizerConfig) -> None:
+        self._names = {parameter: name for name, parameter in model.named_parameters()}
+        self._adamw = torch.optim.AdamW(
+            self._names, lr=config.lr, betas=config.betas, eps=config.eps, weight_decay=config.weight_decay, fused=True
+        )
+        for parameter in self._names:
+            self._adamw.state[parameter] = {
+                "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+                "exp_avg": torch.zeros_like(parameter),
+                "exp_avg_sq": torch.zeros_like(parameter),
+            }
+
+    def step(self, lr: float) -> None:
+        """Update all parameters by their gradients, and drop the gradients."""
+        for group in self._adamw.param_groups:
+            group["lr"] = lr
+        self._adamw.step()
+        self._adamw.zero_grad(set_to_none=True)
+
+    def state(self) -> dict[str, Any]:
+        return {name: dict(self._adamw.state[parameter]) for parameter, name in self._names.items()}
+
+
+class RowOptimizer(Protocol):
+    """Updates the rows of a table that a step touched."""
+
+    def step(self, ids: Tensor, grad: Tensor, lr: float) -> None:
+        """Update rows `ids` [R], distinct, by their gradients [R, d]."""
+        ...
+
+    def state(self) -> dict[str, Any]: ...
+
+
+class RowAdam:
+    """Adam with decoupled weight decay on the touched rows; the others keep their moments."""
+
+    def __init__(self, weight: Tensor, config: OptimizerConfig) -> None:
+        self.weight, self.config = weight, config
+        self.mean, self.square = torch.zeros_like(weight), torch.zeros_like(weight)
+        self.num_steps = torch.zeros((), dtype=torch.int64)
+
+    def step(self, ids: Tensor, grad: Tensor, lr: float) -> None:
+        self.num_steps += 1
+        row_adam_(
+            self.weight,
+            self.mean,
+            self.square,
+            ids,
+            grad,
+            step=int(self.num_steps),
+            lr=lr,
+            betas=self.config.betas,
+            eps=self.config.eps,
+            weight_decay=self.config.weight_decay,
+        )
+
+    def state(self) -> dict[str, Any]:
+        return {"mean": self.mean, "square": self.square, "num_steps": self.num_steps}
+
+
+class RowAdagrad:
+    """Adagrad on the touched rows."""
+
+    def __init__(self, weight: Tensor, config: OptimizerConfig) -> None:
+        self.weight, self.config = weight, config
+        self.square = torch.zeros_like(weight)
+
+    def step(self, ids: Tensor, grad: Tensor, lr: float) -> None:
+        row_adagrad_(self.weight, self.square, ids, grad, lr=lr, eps=self.config.eps)
+
+    def state(self) -> dict[str, Any]:
+        return {"square": self.square}
+
+
+def make_row_optimizer(weight: Tensor, config: OptimizerConfig) -> RowOptimizer:
+    """Build the row optimiser that a config names."""
+    kinds: dict[str, type[RowAdam] | type[RowAdagrad]] = {"adam": RowAdam, "adagrad": RowAdagrad}
+    return kinds[config.table](weight, config)
+
+
+def lr_factor(step: int, num_steps: int, config: OptimizerConfig) -> float:
+    """Return what multiplies the learning rate at `step` (from 0) of about `num_steps`."""
+    if step < config.warmup_steps:
+        return (step + 1) / config.warmup_steps
+    if config.schedule == "constant":
+        return 1.0
+    done = min(1.0, (step - config.warmup_steps) / max(1, num_steps - config.warmup_steps))
+    shape = 1.0 - done if config.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
+    return config.final_lr_fraction + (1.0 - config.final_lr_fraction) * shape

@@ -1,0 +1,61 @@
+"""Where a run stands: everything but tensors that is needed to go on as if nothing had happened."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from turbogr.errors import UserError
+
+
+@dataclass
+class Window:
+    """Sums since the last training record, so that an interruption does not change a record; `grad_norm` and `lr`
+    are of the last step."""
+
+    steps: int = 0
+    loss_sum: float = 0.0
+    tokens: int = 0
+    sequences: int = 0
+    strict_flops: float = 0.0
+    nominal_flops: float = 0.0
+    seconds: float = 0.0
+    grad_norm: float = 0.0
+    lr: float = 0.0
+
+
+@dataclass
+class Progress:
+    """Counts since the start of the run; `loader` is the position of the next batch.
+
+    `best_value` and `best_step` are of the selecting metric; `evaluated_step` is the step of the last evaluation and
+    `stale_evaluations` how many came since the best. `metrics_bytes` is how long metrics.jsonl is at this point.
+    """
+
+    step: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    loader: dict[str, int] = field(default_factory=lambda: {"epoch": 0, "step": 0})
+    evaluated_step: int | None = None
+    best_value: float | None = None
+    best_step: int | None = None
+    best_epoch: float | None = None
+    stale_evaluations: int = 0
+    metrics_bytes: int = 0
+    window: Window = field(default_factory=Window)
+
+    def to_json(self) -> str:
+        return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str, where: str) -> Progress:
+        """Read what `to_json` wrote; `where` names the file in the error."""
+        try:
+            raw: dict[str, Any] = json.loads(text)
+            return cls(**{**raw, "window": Window(**raw["window"])})
+        except (ValueError, KeyError, TypeError) as error:
+            raise UserError(
+                f"{where} is damaged ({error}); remove its folder to fall back to an earlier one"
+            ) from error

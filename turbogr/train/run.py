@@ -1,0 +1,171 @@
+"""A run from recipe to run folder: resolve the config against the data, set the folder up, train, keep the record."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+import resource
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from turbogr import machine, ops
+from turbogr.config import Config, dump_config, load_config, resolve
+from turbogr.data.split import Split
+from turbogr.data.store import Store
+from turbogr.errors import UserError
+from turbogr.files import replace_text
+from turbogr.train.checkpoint import read_run_record
+from turbogr.train.trainer import Trainer, TrainResult, choose_device
+
+_MAY_CHANGE = ("train", "evaluate", "optimizer")
+_FIXED = ("train.seed", "optimizer.table")
+
+
+def train(
+    recipe: str | Path | Config,
+    data: str | Path,
+    out: str | Path,
+    *,
+    overrides: Sequence[str] = (),
+    resume: bool = False,
+) -> TrainResult:
+    """Train a recipe on the prepared store `data` into the run folder `out`.
+
+    With `resume`, an existing run continues from its newest checkpoint with the same model and data; how long, how
+    fast and how it is evaluated may change. A folder that does not exist yet is started.
+
+    Raises:
+        UserError: a bad recipe, store or folder; NonFiniteError when training diverges.
+    """
+    config = recipe if isinstance(recipe, Config) else load_config(recipe, overrides)
+    store, run = Store.open(data), Path(out)
+    config = resolve_against(config, store)
+    exists = run.exists() and any(run.iterdir())
+    if exists and not resume:
+        raise UserError(f"{run} already exists; choose another --out, continue it with --resume, or remove it")
+    record = _resumed_record(run, config, store) if exists else _new_record(config, store, recipe)
+
+    if config.train.threads is not None:
+        torch.set_num_threads(config.train.threads)
+    ops.set_backend(config.train.backend)
+    device = choose_device(config.train.device)
+    peak = machine.gemm_peak(torch.float32) if device.type == "cpu" else None
+    trainer = Trainer(config, store, run, device=device, gemm_peak=peak)
+    record["machine"] = {**machine.machine_facts(), "device": str(device), "gemm_peak_flops": peak}
+    record["backends"] = {service.operator: service.backend for service in ops.services(device)}
+    record["model"] = {
+        "name": config.model.name,
+        "num_dense_parameters": trainer.model.num_parameters(),
+        "num_table_parameters": trainer.table.weight.numel(),
+    }
+    run.mkdir(parents=True, exist_ok=True)
+    replace_text(run / "config.yaml", dump_config(config))
+    _write_record(run, record, status="running")
+    if exists:
+        trainer.resume()
+    _say_what_starts(trainer)
+    try:
+        result = trainer.fit()
+    except BaseException:
+        _write_record(run, record, status="failed")
+        raise
+    _write_record(run, record, status=result.status)
+    return result
+
+
+def resolve_against(config: Config, store: Store) -> Config:
+    """Fill in the sizes of a config that follow from the data of a store."""
+    split = Split.of(store, config.data.split)
+    inputs = np.maximum(split.train_end - np.asarray(store.offsets[:-1]) - 1, 1)
+    return resolve(
+        config,
+        num_items=store.num_items,
+        typical_length=int(np.quantile(inputs, 0.9)),
+        longest_length=int(inputs.max()),
+    )
+
+
+def _new_record(config: Config, store: Store, recipe: str | Path | Config) -> dict[str, Any]:
+    manifest = store.manifest
+    return {
+        "turbogr": machine.versions()["turbogr"],
+        "command": shlex.join(["turbogr", *sys.argv[1:]]) if Path(sys.argv[0]).stem == "turbogr" else None,
+        "recipe": None if isinstance(recipe, Config) else str(recipe),
+        "created": _now(),
+        "finished": None,
+        "status": "running",
+        "data": {
+            "path": str(store.path.resolve()),
+            "content_hash": manifest.content_hash,
+            "source": manifest.source,
+            "num_users": manifest.num_users,
+            "num_items": manifest.num_items,
+            "num_events": manifest.num_events,
+        },
+        "versions": machine.versions(),
+    }
+
+
+def _resumed_record(run: Path, config: Config, store: Store) -> dict[str, Any]:
+    """Return the record of a run that may be continued with this config and store, else raise UserError."""
+    record = read_run_record(run)
+    if record["data"]["content_hash"] != store.manifest.content_hash:
+        raise UserError(
+            f"{run} was trained on {record['data']['path']}, and {store.path} holds other data; "
+            "resume with the same store, or start a new run"
+        )
+    before, after = (_flat(c) for c in (load_config(run / "config.yaml"), config))
+    changed = [key for key in after if before.get(key) != after[key]]
+    forbidden = [key for key in changed if key.split(".")[0] not in _MAY_CHANGE or key in _FIXED]
+    if forbidden:
+        key = forbidden[0]
+        raise UserError(
+            f"{run} was started with {key}={before.get(key)}, not {after[key]}; it cannot be resumed with another "
+            "model, loss or data. Give the same value, or start a new run"
+        )
+    for key in changed:
+        print(f"resuming with {key}={after[key]} (was {before.get(key)})", file=sys.stderr)
+    return {**record, "data": {**record["data"], "path": str(store.path.resolve())}}
+
+
+def _flat(config: Config) -> dict[str, Any]:
+    sections = dataclasses.asdict(config)
+    return {f"{section}.{key}": value for section, values in sections.items() for key, value in values.items()}
+
+
+def _say_what_starts(trainer: Trainer) -> None:
+    loader, store, model = trainer.loader, trainer.store, trainer.config.model
+    lines = [
+        f"{model.name}: {model.num_blocks} blocks of width {model.dim}, up to {model.max_len} events; "
+        f"{trainer.model.num_parameters():,} dense parameters, {trainer.table.weight.numel():,} in the item table",
+        f"{loader.num_sequences:,} sequences, {loader.num_tokens:,} tokens an epoch, "
+        f"{loader.num_batches(0):,} batches; {store.num_items:,} items; split {trainer.split.rule}",
+    ]
+    if loader.num_events_cut:
+        share = loader.num_events_cut / (loader.num_events_cut + loader.num_tokens)
+        lines.append(
+            f"{loader.num_events_cut:,} training events ({share:.1%}) lie further back than model.max_len and are not "
+            "used; data.window=split uses them all"
+        )
+    if trainer.progress.step:
+        lines.append(f"resuming after step {trainer.progress.step}")
+    print("\n".join(lines), file=sys.stderr, flush=True)
+
+
+def _write_record(run: Path, record: dict[str, Any], *, status: str) -> None:
+    record["status"] = status
+    record["finished"] = None if status == "running" else _now()
+    peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    record["peak_memory_bytes"] = peak_kib * (1 if sys.platform == "darwin" else 1024)
+    replace_text(run / "run.json", json.dumps(record, indent=2) + "\n")
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")

@@ -1,0 +1,77 @@
+"""What a run writes and shows while it trains: metrics.jsonl, TensorBoard and the progress bar."""
+
+from __future__ import annotations
+
+import json
+import sys
+import warnings
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+from tqdm import tqdm
+
+
+class _Writer(Protocol):
+    def add_scalar(self, tag: str, value: float, step: int) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Tracker:
+    """Appends records to metrics.jsonl from byte `metrics_bytes` on; what a killed run wrote after that is dropped."""
+
+    def __init__(self, run: Path, *, metrics_bytes: int, step: int, num_steps: int, tensorboard: bool) -> None:
+        self._file = (run / "metrics.jsonl").open("ab")
+        self._file.truncate(metrics_bytes)
+        self._file.seek(metrics_bytes)
+        self._board = _tensorboard(run / "tensorboard", step) if tensorboard else None
+        self._bar = tqdm(total=num_steps, initial=step, unit="step", dynamic_ncols=True, disable=None, smoothing=0.1)
+
+    def record(self, kind: str, step: int, values: dict[str, Any]) -> int:
+        """Write one record and return the length of metrics.jsonl after it."""
+        line = json.dumps({"kind": kind, "step": step, **values}, allow_nan=False)
+        self._file.write(line.encode() + b"\n")
+        self._file.flush()
+        if self._board is not None:
+            prefix = f"{kind}/{values['part']}" if "part" in values else kind
+            for name, value in values.items():
+                if isinstance(value, (int, float)):
+                    self._board.add_scalar(f"{prefix}/{name}", value, step)
+        return self._file.tell()
+
+    def advance(self) -> None:
+        self._bar.update()
+
+    def show(self, **values: str) -> None:
+        """Put values beside the progress bar."""
+        self._bar.set_postfix(values, refresh=False)
+
+    def say(self, line: str) -> None:
+        """Print a line without breaking the progress bar."""
+        self._bar.clear()
+        print(line, file=sys.stderr, flush=True)
+        self._bar.refresh()
+
+    def __enter__(self) -> Tracker:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._bar.close()
+        self._file.close()
+        if self._board is not None:
+            self._board.close()
+
+
+def _tensorboard(folder: Path, step: int) -> _Writer | None:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        warnings.warn(
+            "TensorBoard is not installed (pip install 'turbogr[tensorboard]'); metrics.jsonl has it all", stacklevel=3
+        )
+        return None
+    writer: _Writer = SummaryWriter(str(folder), purge_step=step)
+    return writer
