@@ -1,0 +1,90 @@
+# make demo    from nothing to a trained recommender and its report, in demo/
+# make test    all tests            make lint    style, types, layers         make format   mend the style
+# make setup   only the set-up      make bench   the benchmarks               make asan     kernels under sanitizers
+# make clean   remove what was built and made here, except .venv (make distclean removes that too)
+#
+# PYTHON=python3.12 chooses the interpreter. TORCH_INDEX=https://download.pytorch.org/whl/cpu takes torch from there,
+# which on Linux saves the CUDA packages that PyPI's torch brings along.
+
+PYTHON ?= python3
+VENV ?= .venv
+DEMO ?= demo
+TORCH_INDEX ?=
+SHELL := /bin/bash
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+CREATED := $(VENV)/.stamp-created
+TORCH := $(VENV)/.stamp-torch
+PACKAGE := $(VENV)/.stamp-package
+DEV := $(VENV)/.stamp-dev
+SOURCES := pyproject.toml constraints.txt $(wildcard setup.py csrc/*)
+KERNEL_SOURCES := $(wildcard csrc/*.cpp csrc/*.h csrc/*.cc csrc/*.hpp)
+
+.PHONY: help setup demo test lint format bench asan clean distclean
+.NOTPARALLEL:
+
+help:
+	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
+
+# A stamp is written after its step succeeded, so an interrupted step is simply done again.
+$(CREATED):
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || \
+		{ echo "make: TurboGR needs Python 3.10 or newer; '$(PYTHON)' is not. Choose another: make PYTHON=python3.12" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+		{ echo "make: '$(PYTHON)' cannot create a virtual environment; install its venv package (Debian, Ubuntu: apt install python3-venv)" >&2; exit 1; }
+	@echo "creating $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+$(TORCH): $(CREATED) constraints.txt
+	@echo "installing torch"
+	@$(PIP) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch setuptools
+	@touch $@
+
+# torch brought the pinned setuptools, which is all the build needs: no isolated environment, no second download.
+$(PACKAGE): $(TORCH) $(SOURCES)
+	@echo "installing turbogr and building its kernels"
+	@$(PIP) --no-build-isolation -e '.[tensorboard]'
+	@touch $@
+
+$(DEV): $(TORCH) $(SOURCES)
+	@echo "installing turbogr with its development tools and building its kernels"
+	@$(PIP) --no-build-isolation -e '.[tensorboard,dev]'
+	@touch $(PACKAGE) $@
+
+setup: $(DEV)
+
+demo: $(PACKAGE)
+	@if [ -d $(DEMO)/data ]; then echo "$(DEMO)/data is there already"; else \
+		mkdir -p $(DEMO) && $(BIN)/turbogr prepare synthetic --out $(DEMO)/data; fi
+	@$(BIN)/turbogr train recipes/quickstart.yaml --data $(DEMO)/data --out $(DEMO)/run --resume
+	@$(BIN)/turbogr recommend $(DEMO)/run --k 10 --out $(DEMO)/recommendations.csv
+	@$(BIN)/turbogr evaluate $(DEMO)/run
+	@$(BIN)/turbogr report $(DEMO)/run
+
+test: $(DEV)
+	@$(BIN)/python -m pytest
+
+lint: $(DEV)
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(if $(KERNEL_SOURCES),$(BIN)/clang-format --dry-run -Werror $(KERNEL_SOURCES))
+	@$(BIN)/python tools/check_layers.py
+
+format: $(DEV)
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+	@$(if $(KERNEL_SOURCES),$(BIN)/clang-format -i $(KERNEL_SOURCES))
+
+bench: $(DEV)
+	@$(BIN)/turbogr bench
+
+clean:
+	rm -rf build dist *.egg-info $(DEMO) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find turbogr tests tools -name __pycache__ -prune -exec rm -rf {} +
+
+distclean: clean
+	rm -rf $(VENV)
+	find turbogr -name '*.so' -delete
