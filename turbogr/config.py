@@ -310,8 +310,11 @@ def _convert_scalar(hint: type, value: Any, key: str, where: str) -> Any:
         return value
     if hint is str and isinstance(value, str):
         return value
-    if hint is int and isinstance(value, (int, float)) and not isinstance(value, bool) and value == int(value):
-        return int(value)
+    if hint is int and not isinstance(value, bool):
+        if isinstance(value, int):
+            return value
+        if isinstance(value, float) and value.is_integer():
+            return int(value)
     if hint is float and not isinstance(value, bool):
         # YAML reads 1e-3 as text; only 1.0e-3 is a number to it
         try:

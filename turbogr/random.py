@@ -29,8 +29,8 @@ class Dropout(NamedTuple):
 
 def derive_seed(seed: int, *parts: int) -> int:
     """Fold integers into a seed: an independent-looking 63-bit seed for every different sequence of parts."""
-    state = seed & _MASK64
-    for part in parts:
+    state = 0
+    for part in (seed, *parts):  # the seed is mixed like a part: added to one, (0, 1) would be (1, 0)
         state = (state + 0x9E3779B97F4A7C15 + (part & _MASK64)) & _MASK64
         state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
         state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK64

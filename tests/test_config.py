@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+import dataclasses
+import typing
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from turbogr.config import Config, dump_config, load_config, parse, resolve
+from turbogr.errors import UserError
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    def write(text):
+        path = tmp_path / "recipe.yaml"
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write
+
+
+def test_an_empty_recipe_is_the_defaults(recipe):
+    assert load_config(recipe("")) == Config()
+
+
+def test_values_arrive_where_they_belong(recipe):
+    config = load_config(recipe("model: {dim: 32, num_heads: 4}\noptimizer: {lr: 1e-3, betas: [0.8, 0.9]}\n"))
+    assert (config.model.dim, config.model.num_heads) == (32, 4)
+    assert config.optimizer.lr == 1e-3  # which YAML itself reads as text
+    assert config.optimizer.betas == (0.8, 0.9)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("modle: {}", ["unknown key 'modle'", "recipe.yaml", "'model'"]),
+        ("train: {epoch: 3}", ["unknown key 'epoch'", "train", "'epochs'"]),
+        ("train: {0: 3}", ["unknown key '0'"]),
+        ("train: {epochs: many}", ["epochs takes a whole number", "'many'"]),
+        ("train: {epochs: 2.5}", ["epochs takes a whole number", "2.5"]),
+        ("train: {epochs: true}", ["epochs takes a whole number"]),
+        ("train: {epochs: .inf}", ["epochs takes a whole number"]),
+        ("train: {epochs: .nan}", ["epochs takes a whole number"]),
+        ("train: {tensorboard: 1}", ["tensorboard takes true or false"]),
+        ("train: {device: 3}", ["device takes text"]),
+        ("optimizer: {lr: fast}", ["lr takes a number", "'fast'"]),
+        ("optimizer: {lr: .nan}", ["lr takes a number"]),
+        ("optimizer: {lr: [1]}", ["lr takes a number"]),
+        ("optimizer: {betas: 0.9}", ["betas takes a list"]),
+        ("optimizer: {betas: [0.9]}", ["betas takes a list of 2"]),
+        ("optimizer: {betas: [0.9, 1.0]}", ["optimizer.betas", "[0, 1)"]),
+        ("model: {name: hsut}", ["'hsut'", "'hstu'"]),
+        ("model: {name: [hstu]}", ["name", "hstu"]),
+        ("model: {name: null}", ["name", "hstu"]),
+        ("model: {dropout: null}", ["dropout takes a number"]),
+        ("model: 3", ["model", "mapping"]),
+        ("[1, 2]", ["mapping"]),
+        ("model: {dim: 0}", ["model.dim must be positive"]),
+        ("model: {dropout: 1.0}", ["model.dropout must be below 1"]),
+        ("model: {dim: 10, num_heads: 3}", ["model.dim 10", "model.num_heads 3"]),
+        ("data: {batch_size: 2, batch_tokens: 10}", ["data.batch_size", "data.batch_tokens"]),
+        ("evaluate: {metric: ndgc@10}", ["'ndgc@10'", "'ndcg@10'"]),
+        ("evaluate: {ks: []}", ["evaluate.ks"]),
+        ("train: {epochs: null}", ["train.epochs or train.steps"]),
+        ("train: {epochs: -1}", ["train.epochs must be positive"]),
+        ("model: {dim: 3", ["not valid YAML"]),
+    ],
+)
+def test_a_mistake_is_named_with_its_place(recipe, text, words):
+    with pytest.raises(UserError) as caught:
+        load_config(recipe(text))
+    for word in words:
+        assert word in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_recipe_that_cannot_be_read(tmp_path):
+    with pytest.raises(UserError, match=r"cannot read the recipe .*missing.yaml: No such file"):
+        load_config(tmp_path / "missing.yaml")
+    with pytest.raises(UserError, match="cannot read the recipe"):
+        load_config(tmp_path)
+    (tmp_path / "binary.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UserError, match="cannot read the recipe"):
+        load_config(tmp_path / "binary.yaml")
+
+
+def test_overrides_win_and_the_last_one_most(recipe):
+    path = recipe("train: {epochs: 3}\n")
+    config = load_config(path, ["train.epochs=4", "optimizer.lr=3e-4", "train.epochs=5", "evaluate.ks=[5, 10]"])
+    assert config.train.epochs == 5
+    assert config.optimizer.lr == 3e-4
+    assert config.evaluate.ks == (5, 10)
+    assert load_config(path, ["train.epochs=", "train.steps=7"]).train.epochs is None
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("train.epochs", "section.key=value"),
+        ("=3", "section.key=value"),
+        ("train.=3", "section.key=value"),
+        ("train.epoch=3", "'epochs'"),
+        ("trian.epochs=3", "'train'"),
+        ("epochs=3", "unknown key 'epochs'"),
+        ("train.epochs.more=3", "'epochs' is a value, not a section"),
+        ("train.epochs=[", "cannot read the value"),
+        ("train=3", "mapping"),
+    ],
+)
+def test_a_bad_override_says_so(recipe, override, words):
+    with pytest.raises(UserError) as caught:
+        load_config(recipe("train: {epochs: 3}"), [override])
+    assert words in str(caught.value)
+
+
+def _values(hint):
+    """Values that a field of this type may take, before the checks of ranges."""
+    if typing.get_origin(hint) is typing.Literal:
+        return st.sampled_from(typing.get_args(hint))
+    options = [a for a in typing.get_args(hint) if a is not type(None)]
+    if type(None) in typing.get_args(hint):
+        return st.none() | _values(options[0])
+    if typing.get_origin(hint) is tuple:
+        size = {} if Ellipsis in options else {"min_size": len(options), "max_size": len(options)}
+        return st.lists(_values(options[0]), **size).map(tuple)
+    return {
+        int: st.integers(-(2**53), 2**53),
+        float: st.floats(allow_nan=False, allow_infinity=False),
+        bool: st.booleans(),
+        str: st.text(st.characters(exclude_categories=["Cs"])),
+    }[hint]
+
+
+def _configs():
+    sections = {}
+    for name, cls in typing.get_type_hints(Config).items():
+        fields = {key: _values(hint) for key, hint in typing.get_type_hints(cls).items()}
+        sections[name] = st.builds(cls, **fields)
+    return st.builds(Config, **sections)
+
+
+@given(_configs())
+def test_what_is_dumped_is_what_is_loaded(config):
+    assert parse(Config, yaml.safe_load(dump_config(config)), "dump") == config
+
+
+def test_a_dumped_config_starts_the_same_run(recipe):
+    config = resolve(Config(), num_items=500, typical_length=40, longest_length=90)
+    assert load_config(recipe(dump_config(config))) == config
+
+
+def test_configs_are_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Config().train.epochs = 3  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("typical", "longest", "max_len"),
+    [(1, 1, 2), (3, 9, 9), (3, 100, 16), (16, 100, 16), (17, 100, 32), (300, 10_000, 512), (9_000, 10_000, 512)],
+)
+def test_the_length_follows_from_the_data(typical, longest, max_len):
+    resolved = resolve(Config(), num_items=10, typical_length=typical, longest_length=longest)
+    assert resolved.model.max_len == max_len
+
+
+def test_everything_unset_is_resolved_and_what_is_set_stays(recipe):
+    resolved = resolve(Config(), num_items=200_000, typical_length=40, longest_length=90)
+    assert (resolved.model.dim, resolved.model.qk_dim, resolved.model.v_dim) == (128, 128, 128)
+    assert resolved.optimizer.table_lr == resolved.optimizer.lr
+    assert resolved.data.batch_size == 128
+    config = load_config(recipe("model: {dim: 30, max_len: 7, qk_dim: 5, num_heads: 2}\ndata: {batch_tokens: 99}"))
+    resolved = resolve(config, num_items=200_000, typical_length=40, longest_length=90)
+    assert (resolved.model.dim, resolved.model.max_len, resolved.model.qk_dim, resolved.model.v_dim) == (30, 7, 5, 15)
+    assert (resolved.data.batch_size, resolved.data.batch_tokens) == (None, 99)
+
+
+def test_an_unset_width_fits_the_heads(recipe):
+    config = load_config(recipe("model: {num_heads: 3}"))
+    resolved = resolve(config, num_items=10, typical_length=40, longest_length=90)
+    assert resolved.model.dim == 66
+    assert resolved.model.v_dim == 22
