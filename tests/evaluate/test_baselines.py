@@ -14,7 +14,8 @@ from turbogr.data.store import Store
 from turbogr.errors import UserError
 from turbogr.evaluate import baselines
 from turbogr.evaluate.baselines import markov_ranks, popularity_ranks
-from turbogr.evaluate.heldout import HeldOut, Interrupted
+from turbogr.evaluate.heldout import HeldOut
+from turbogr.evaluate.workers import Interrupted
 
 MakeStore = Callable[..., Store]
 fixtures_are_pure = settings(

@@ -124,23 +124,6 @@ def test_no_digit_changes_with_the_number_of_queries_in_a_call(
             assert torch.equal(scores, all_scores[cut])
 
 
-def test_no_digit_changes_with_the_number_of_threads(small_blocks: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranking, "TILE", 64)
-    monkeypatch.setattr(ranking, "CHUNK", 8192)
-    queries, items = near_ties(70, 9000, 64)
-    targets = torch.arange(70)
-    before = torch.get_num_threads()
-    try:
-        results = []
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            results.append((target_ranks(queries, DenseItems(items), targets), *top_k(queries, DenseItems(items), 20)))
-    finally:
-        torch.set_num_threads(before)
-    for result in results[1:]:
-        assert all(torch.equal(one, other) for one, other in zip(results[0], result, strict=True))
-
-
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), 3e38])
 @pytest.mark.parametrize("place", ["query", "item"])
 def test_scores_that_are_no_numbers_are_refused(bad: float, place: str) -> None:

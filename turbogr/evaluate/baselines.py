@@ -11,7 +11,7 @@ few items that followed i and the items the user has seen.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,11 +20,13 @@ from numpy.typing import NDArray
 from turbogr.data.split import Split
 from turbogr.data.store import Store
 from turbogr.data.vocabulary import Int64Array
-from turbogr.evaluate.heldout import HeldOut, Stop
+from turbogr.evaluate.heldout import HeldOut
 
 VIRTUAL_TRANSITIONS = 300  # the best of 1 to 10,000 on the validation items of MovieLens-1M and of KuaiRand-Pure
 MAX_PAIRS = 1 << 24  # transitions held at once; a longer log is read in several passes
 MAX_EVENTS = 1 << 22  # history events looked at at once
+
+Stop = Callable[[], None]  # called now and then during long work; may raise to end it
 
 
 def popularity_ranks(

@@ -14,7 +14,7 @@ from turbogr.data.store import Store
 from turbogr.data.vocabulary import Int64Array
 from turbogr.evaluate.ranking import TILE, ItemVectors
 
-ENCODE_TOKENS = 1 << 14  # most tokens encoded at once: bounds the memory of a tile of long histories
+ENCODE_TOKENS = 1 << 13  # most tokens encoded at once: bounds the memory of a tile of long histories
 
 
 class Encoder(ItemVectors, Protocol):
@@ -53,3 +53,15 @@ def encode_histories(
             if step is not None:
                 step(len(chosen))
     return torch.cat(vectors)
+
+
+def batches_of(num_users: int, batch_size: int) -> list[slice]:
+    """Cut 0..num_users - 1 into ranges of `batch_size` rounded up to whole tiles."""
+    size = -(-batch_size // TILE) * TILE
+    return [slice(first, min(first + size, num_users)) for first in range(0, num_users, size)]
+
+
+def num_workers_of(encoder: Encoder) -> int:
+    """Return how many threads may use the encoder at once: all of PyTorch's on the CPU, one beside an accelerator."""
+    on_cpu = encoder.item_rows(0, min(1, encoder.num_items)).device.type == "cpu"
+    return torch.get_num_threads() if on_cpu else 1

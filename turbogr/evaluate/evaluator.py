@@ -1,8 +1,9 @@
 """Evaluation of a model on the held-out items of a split, and the files that keep the result.
 
 Every held-out item is ranked over the whole catalogue; none is sampled and none is dropped. The numbers do not depend
-on the batch size, to the last digit: users are taken in store order, in tiles that are fixed by their place among the
-held-out users, for encoding as for scoring; the batch size only says how many tiles share a pass over the catalogue.
+on the batch size or the number of threads, to the last digit: users are taken in store order, in tiles that are fixed
+by their place among the held-out users, for encoding as for scoring; a tile is computed by one thread, and the batch
+size only says how many tiles share a pass over the catalogue.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ from turbogr.data.split import Split
 from turbogr.data.store import Store
 from turbogr.data.vocabulary import Int64Array
 from turbogr.evaluate.baselines import markov_ranks, popularity_ranks
-from turbogr.evaluate.encoder import Encoder, encode_histories
-from turbogr.evaluate.heldout import HeldOut, Interrupted, Stop
+from turbogr.evaluate.encoder import Encoder, batches_of, encode_histories, num_workers_of
+from turbogr.evaluate.heldout import HeldOut
 from turbogr.evaluate.metrics import DEFAULT_KS, ranking_metrics
-from turbogr.evaluate.ranking import TILE, ItemVectors, held_queries, target_ranks
+from turbogr.evaluate.ranking import ItemVectors, held_queries, target_ranks
+from turbogr.evaluate.workers import Interrupted, Step, run_jobs
 from turbogr.files import replace_text
 from turbogr.jagged import Jagged
 
@@ -80,26 +82,26 @@ def evaluate(
     since the last call.
 
     Raises:
-        Interrupted: `should_stop` returned True; it is asked several times a second on usual sizes.
+        Interrupted: `should_stop` returned True; it is asked several times a second.
         UserError: the split holds nothing out for this part, or a score is not a finite number.
     """
     held_out = HeldOut.of(store, split, part)
-    stop = _stop(should_stop)
-    batch_size = -(-(batch_size or held_queries(encoder.num_items)) // TILE) * TILE
-
-    def step(num_users: int) -> None:
-        stop()
-        if progress is not None:
-            progress(num_users)
-
-    items = _StoppableItems(encoder, stop)
     targets = torch.from_numpy(held_out.targets)
-    ranks = np.empty(len(held_out), np.int64)
-    for first in range(0, len(held_out), batch_size):
-        chosen = slice(first, min(first + batch_size, len(held_out)))
-        queries = encode_histories(encoder, store, held_out.users[chosen], held_out.events[chosen], max_len, step=step)
+
+    def rank(chosen: slice, step: Step) -> Int64Array:
+        users, events = held_out.users[chosen], held_out.events[chosen]
+        queries = encode_histories(encoder, store, users, events, max_len, step=step)
         seen = _seen(held_out, chosen, queries.device) if filter_seen else None
-        ranks[chosen] = target_ranks(queries, items, targets[chosen].to(queries.device), seen).cpu().numpy()
+        items = _StoppableItems(encoder, step)
+        ranks: Int64Array = target_ranks(queries, items, targets[chosen].to(queries.device), seen).cpu().numpy()
+        return ranks
+
+    num_workers = num_workers_of(encoder)
+    if batch_size is None:
+        batch_size = min(held_queries(encoder.num_items), -(-len(held_out) // (4 * num_workers)))
+    jobs = batches_of(len(held_out), batch_size)
+    parts = run_jobs(rank, jobs, num_workers=num_workers, progress=progress, should_stop=should_stop)
+    ranks = np.concatenate(list(parts))
     return Evaluation(
         part=part,
         metrics=ranking_metrics(ranks, ks),
@@ -129,7 +131,11 @@ def baseline_metrics(
     """Return the metrics of "popularity" and "markov" on the same users, candidates and filter as `evaluate`."""
     held_out = HeldOut.of(store, split, part)
     counts = store.item_counts(split.train_end)
-    stop = _stop(should_stop)
+
+    def stop() -> None:
+        if should_stop is not None and should_stop():
+            raise Interrupted("interrupted before the baselines were measured")
+
     popular = popularity_ranks(held_out, counts, filter_seen=filter_seen, stop=stop)
     markov = markov_ranks(held_out, split, counts, filter_seen=filter_seen, stop=stop)
     return {"popularity": ranking_metrics(popular, ks), "markov": ranking_metrics(markov, ks)}
@@ -161,26 +167,18 @@ def write_evaluation(
 
 @dataclass(frozen=True)
 class _StoppableItems:
-    """`ItemVectors` that ask whether to stop before every chunk: a pass over a large catalogue takes long."""
+    """`ItemVectors` that can be stopped before every chunk: a pass over a large catalogue takes long."""
 
     items: ItemVectors
-    stop: Stop
+    step: Step
 
     @property
     def num_items(self) -> int:
         return self.items.num_items
 
     def item_rows(self, start: int, stop: int) -> Tensor:
-        self.stop()
+        self.step(0)
         return self.items.item_rows(start, stop)
-
-
-def _stop(should_stop: Callable[[], bool] | None) -> Stop:
-    def stop() -> None:
-        if should_stop is not None and should_stop():
-            raise Interrupted("evaluation was interrupted")
-
-    return stop
 
 
 def _seen(held_out: HeldOut, chosen: slice, device: torch.device) -> Jagged:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,12 +11,6 @@ from turbogr.data.split import Split
 from turbogr.data.store import Store
 from turbogr.data.vocabulary import Int64Array
 from turbogr.errors import UserError
-
-Stop = Callable[[], None]  # called now and then during long work; raises `Interrupted` to end it
-
-
-class Interrupted(Exception):
-    """Evaluation was asked to stop before it was complete; it has changed nothing."""
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from turbogr.jagged import Jagged
 
 TILE = 64
 CHUNK = 8192
-HELD_BYTES = 128 << 20  # scores kept between the two sweeps of target_ranks; beyond this they are computed again
+HELD_BYTES = 64 << 20  # scores kept between the two sweeps of target_ranks; beyond this they are computed again
 
 
 class ItemVectors(Protocol):
@@ -52,9 +52,9 @@ class DenseItems:
 
 
 def held_queries(num_items: int) -> int:
-    """Return how many queries (a multiple of TILE, at most 1024) `target_ranks` serves best in one call."""
+    """Return how many queries (a multiple of TILE, at most 512) `target_ranks` serves best in one call."""
     fitting = HELD_BYTES // (4 * max(1, num_items)) // TILE * TILE
-    return int(fitting) if 0 < fitting < 1024 else 1024
+    return fitting if 0 < fitting < 512 else 512
 
 
 @torch.no_grad()
