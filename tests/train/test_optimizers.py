@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -57,7 +58,7 @@ def test_learning_rate_rises_then_falls() -> None:
     config = OptimizerConfig(warmup_steps=4, schedule="cosine", final_lr_fraction=0.1)
     factors = [lr_factor(step, 20, config) for step in range(25)]
     assert factors[:4] == [0.25, 0.5, 0.75, 1.0]
-    assert all(a >= b for a, b in zip(factors[3:], factors[4:], strict=False))
+    assert all(a >= b for a, b in pairwise(factors[3:]))
     assert factors[12] == pytest.approx(0.1 + 0.9 * 0.5)
     assert factors[20:] == [pytest.approx(0.1)] * 5
     linear = OptimizerConfig(schedule="linear")
