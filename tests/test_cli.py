@@ -1,0 +1,210 @@
+from __future__ import annotations
+
+import argparse
+import errno
+import importlib
+import os
+import signal
+import subprocess
+import sys
+import time
+import types
+import warnings
+from pathlib import Path
+
+import pytest
+
+import turbogr
+from turbogr import cli
+from turbogr.errors import UserError
+
+
+@pytest.fixture
+def command(monkeypatch):
+    """Put a function in the place of `turbogr doctor`."""
+
+    def install(run):
+        module = types.ModuleType("turbogr.commands.doctor")
+
+        def add_parser(subparsers):
+            parser = subparsers.add_parser("doctor")
+            parser.add_argument("--json")
+            parser.set_defaults(run=run)
+
+        module.add_parser = add_parser
+        monkeypatch.setitem(sys.modules, "turbogr.commands.doctor", module)
+
+    return install
+
+
+def raising(error):
+    def run(args):
+        raise error
+
+    return run
+
+
+def turbogr_process(*arguments, **options):
+    return subprocess.run([sys.executable, "-m", "turbogr", *arguments], capture_output=True, text=True, **options)
+
+
+def test_alone_it_prints_help(capsys):
+    assert cli.main([]) == 0
+    shown = capsys.readouterr().out
+    assert all(f"    {name}" in shown for name in cli.COMMANDS)
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["--version"], ["trian"]])
+def test_help_does_not_wait_for_torch(arguments):
+    code = f"import sys; from turbogr.cli import main; main({arguments!r}); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+
+
+def test_version(capsys):
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"turbogr {turbogr.__version__}\n"
+
+
+def test_python_m_and_the_script_are_the_same():
+    assert turbogr_process("--version").stdout == f"turbogr {turbogr.__version__}\n"
+
+
+def test_every_command_module_is_listed():
+    folder = Path(cli.__file__).parent / "commands"
+    assert {path.stem for path in folder.glob("*.py")} - {"__init__"} == set(cli.COMMANDS)
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_every_command_adds_itself_with_help(name, capsys):
+    assert cli.main([name, "--help"]) == 0
+    assert f"usage: turbogr {name}" in capsys.readouterr().out
+    parser = argparse.ArgumentParser()
+    importlib.import_module(f"turbogr.commands.{name}").add_parser(parser.add_subparsers())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["doctr"], "unknown command 'doctr'. Did you mean 'doctor'?"),
+        (["zzz"], "unknown command 'zzz'. Commands:"),
+        (["doctor", "--jsn", "x"], "unknown option '--jsn'. Did you mean '--json'? See turbogr doctor --help"),
+        (["doctor", "--js", "x"], "unknown option '--js'."),
+        (["doctor", "extra"], "unexpected argument 'extra'; see turbogr doctor --help"),
+        (["doctor", "--json"], "argument --json: expected one argument; see turbogr doctor --help"),
+        (["--vers"], "unknown option '--vers'. Did you mean '--version'?"),
+    ],
+)
+def test_a_mistyped_command_line(command, capsys, arguments, sentence):
+    command(lambda args: 0)
+    assert cli.main(arguments) == 2
+    out, err = capsys.readouterr()
+    assert not out
+    assert err.startswith(f"turbogr: error: {sentence}")
+    assert err.count("\n") == 1
+
+
+def test_the_status_of_the_command_is_ours(command):
+    command(lambda args: 1)
+    assert cli.main(["doctor"]) == 1
+
+
+def test_a_mistake_of_the_user_is_one_line(command, capsys, monkeypatch):
+    monkeypatch.delenv("TURBOGR_TRACEBACK", raising=False)
+    command(raising(UserError("no column 'usr'.\n Did you mean 'user'?")))
+    assert cli.main(["doctor"]) == 2
+    assert capsys.readouterr().err == "turbogr: error: no column 'usr'. Did you mean 'user'?\n"
+
+
+def test_the_traceback_can_be_asked_for(command, capsys, monkeypatch):
+    monkeypatch.setenv("TURBOGR_TRACEBACK", "1")
+    command(raising(UserError("no")))
+    assert cli.main(["doctor"]) == 2
+    assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_bug_of_ours_keeps_its_traceback(command):
+    for bug in (AssertionError("shape"), OSError("no number"), OSError(errno.EBADF, "bad")):
+        command(raising(bug))
+        with pytest.raises(type(bug)):
+            cli.main(["doctor"])
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (errno.ENOSPC, "out/items.bin: the disk is full"),
+        (errno.EDQUOT, "out/items.bin: the disk quota"),
+        (errno.EACCES, "out/items.bin: permission denied"),
+        (errno.EROFS, "out/items.bin: the file system is read-only"),
+        (errno.ENOTDIR, "out/items.bin: a part of the path is a file"),
+    ],
+)
+def test_the_file_system_refuses(command, capsys, number, words):
+    command(raising(OSError(number, os.strerror(number), "out/items.bin")))
+    assert cli.main(["doctor"]) == 2
+    assert capsys.readouterr().err.startswith(f"turbogr: error: {words}")
+
+
+def test_a_full_disk_is_found_behind_other_exceptions(command, capsys):
+    def run(args):
+        try:
+            raise OSError("[Errno 28] Error writing bytes to file. Detail: No space left on device")
+        except OSError as error:
+            raise RuntimeError("writer failed") from error
+
+    command(run)
+    assert cli.main(["doctor"]) == 2
+    assert "the disk is full" in capsys.readouterr().err
+
+
+def test_ctrl_c_is_one_line(command, capsys):
+    command(raising(KeyboardInterrupt()))
+    assert cli.main(["doctor"]) == 130
+    assert capsys.readouterr().err == "turbogr: interrupted\n"
+
+
+def test_sigterm_unwinds_and_is_one_line(command, capsys):
+    cleaned = []
+
+    def run(args):
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(10)
+        finally:
+            cleaned.append(True)
+
+    command(run)
+    before = signal.getsignal(signal.SIGTERM)
+    assert cli.main(["doctor"]) == 143
+    assert capsys.readouterr().err == "turbogr: terminated\n"
+    assert cleaned
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_a_reader_that_leaves_is_no_error():
+    code = (
+        "import sys\nfrom turbogr import cli\n"
+        "cli._run = lambda arguments: [print('x' * 1000) for _ in range(10000)] and 0\n"
+        "sys.exit(cli.main(['doctor']))"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.readline()
+        process.stdout.close()
+        complaint = process.stderr.read()
+        assert process.wait(timeout=60) == 141
+    assert complaint == b""
+
+
+def test_our_warnings_are_sentences_and_others_keep_their_form(command, capsys):
+    def run(args):
+        warnings.warn_explicit("kernels  are not built", UserWarning, str(Path(cli.__file__)), 3)
+        warnings.warn_explicit("of a library", UserWarning, "/elsewhere/library.py", 7)
+        return 0
+
+    command(run)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        # pytest records warnings by replacing showwarning; the interpreter's own prints them
+        warnings.showwarning = lambda message, *rest: print(f"library: {message}", file=sys.stderr)
+        assert cli.main(["doctor"]) == 0
+    assert capsys.readouterr().err == "turbogr: warning: kernels are not built\nlibrary: of a library\n"

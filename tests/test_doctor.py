@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from turbogr import cli, doctor, machine, ops
+
+
+@pytest.fixture
+def facts(monkeypatch):
+    monkeypatch.setattr(machine, "gemm_peak", lambda dtype, timeout: 5e10)
+    return doctor.examine()
+
+
+def test_the_facts_are_plain_json(facts):
+    assert json.loads(json.dumps(facts)) == facts
+    assert facts["devices"][-1] == "cpu"
+    assert facts["memory"]["available_bytes"] <= facts["memory"]["total_bytes"]
+    assert facts["gemm_peak"] == {name: {"flops": 5e10} for name in ("float32", "bfloat16", "float16")}
+
+
+def test_every_operator_is_served_and_shown(facts):
+    names = [service.operator for service in ops.services(torch.device("cpu"))]
+    assert names == [row["operator"] for row in facts["operators"]]
+    shown = doctor.describe(facts)
+    assert all(name in shown for name in names)
+    assert "50.0 GFLOP/s" in shown
+
+
+def test_a_precision_that_dies_is_told_and_does_not_take_us_with_it(monkeypatch):
+    monkeypatch.setattr(machine, "_GEMM_SIZES", (64,))
+    monkeypatch.setattr(machine, "_GEMM_SECONDS", 0.01)
+    monkeypatch.setattr(machine, "_CHILD", "import os, signal; os.kill(os.getpid(), signal.SIGILL)")
+    facts = doctor.examine()
+    assert "flops" in facts["gemm_peak"]["float32"]
+    assert "SIGILL" in facts["gemm_peak"]["bfloat16"]["fault"]
+    assert any("SIGILL; do not compute in bfloat16" in trouble for trouble in facts["warnings"])
+    assert "SIGILL" in doctor.describe(facts)
+
+
+def test_a_healthy_machine_has_nothing_to_mend(facts):
+    facts["machine"].update(threads=2, cores=2)
+    facts["operators"] = [{"operator": "embed", "backend": "cpu", "why": "the fastest"}]
+    facts["disk"]["free_bytes"] = 100e9
+    facts["memory"]["available_bytes"] = 20e9
+    assert doctor.find_troubles(facts) == []
+    facts["warnings"] = []
+    assert doctor.describe(facts).endswith("Nothing to mend.")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"machine": {"threads": 8, "cores": 2}}, ["8 threads on 2", "OMP_NUM_THREADS=2"]),
+        ({"disk": {"free_bytes": 1e9, "path": "/data"}}, ["1.0 GB", "/data", "free some space"]),
+        ({"memory": {"available_bytes": 1e9}}, ["1.0 GB of memory", "end other programs"]),
+        (
+            {"operators": [{"operator": "embed", "backend": "reference", "why": "cpu: no library"}], "compiler": None},
+            ["no C++ compiler", "install one"],
+        ),
+        (
+            {
+                "operators": [{"operator": "embed", "backend": "reference", "why": "cpu: no library"}],
+                "compiler": "/c++",
+            },
+            ["cpu: no library", "/c++", "pip install"],
+        ),
+    ],
+)
+def test_each_trouble_comes_with_its_remedy(facts, change, words):
+    facts["machine"].update(threads=2, cores=2)
+    facts["operators"] = [{"operator": "embed", "backend": "cpu", "why": "the fastest"}]
+    facts["disk"]["free_bytes"], facts["memory"]["available_bytes"] = 100e9, 20e9
+    for key, value in change.items():
+        if isinstance(value, dict):
+            facts[key].update(value)
+        else:
+            facts[key] = value
+    (trouble,) = doctor.find_troubles(facts)
+    assert all(word in trouble for word in words)
+
+
+def test_no_compiler(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    assert doctor.compiler() is None
+
+
+def test_the_compiler_that_is_asked_for(monkeypatch, tmp_path):
+    tool = tmp_path / "my-c++"
+    tool.write_text("#!/bin/sh\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("CXX", f"{tool} -O1")
+    assert doctor.compiler() == str(tool)
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert doctor.compiler() is None
+
+
+def test_a_folder_that_is_not_there_yet_is_judged_by_its_parent(tmp_path):
+    assert doctor._disk(tmp_path / "a" / "b")["path"] == str(tmp_path.resolve())
+
+
+def test_the_command_writes_the_same_facts(tmp_path, capsys):
+    assert cli.main(["doctor", "--quick", "--json", str(tmp_path / "facts.json")]) == 0
+    facts = json.loads((tmp_path / "facts.json").read_text())
+    assert facts["versions"]["torch"] in capsys.readouterr().out
+    assert facts["gemm_peak"] == {}
+
+
+def test_the_command_refuses_a_missing_folder_before_measuring(tmp_path, capsys):
+    assert cli.main(["doctor", "--json", str(tmp_path / "no" / "facts.json")]) == 2
+    assert "its folder does not exist" in capsys.readouterr().err
