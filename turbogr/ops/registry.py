@@ -21,7 +21,7 @@ from turbogr.errors import UserError, nearest
 PREFERENCE = ("cpu", "reference")
 CHOICES = ("auto", *PREFERENCE)
 
-_MISSING_DTYPE = "it computes in float32 only"
+MISSING_DTYPE = "it computes in float32 only"
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def _decide(operator: str, device: torch.device, dtype: torch.dtype) -> Backend:
         reason = available[name].why_not(device, dtype)
         if reason is None:
             return available[name]
-        if reason != _MISSING_DTYPE and device.type == name:
+        if reason != MISSING_DTYPE and device.type == name:
             _tell_once(reason)
     raise AssertionError(f"operator '{operator}' has no reference backend")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from turbogr.ops import registry
+from turbogr.ops import native, registry
 from turbogr.ops.checks import check_index, check_shape
-from turbogr.ops.embedding import reference
+from turbogr.ops.embedding import cpu, reference
 from turbogr.random import Dropout
 
 
@@ -44,3 +44,4 @@ def embed(
 
 
 registry.register_reference("embed", reference.embed)
+registry.register("embed", registry.Backend("cpu", cpu.embed, native.why_not))

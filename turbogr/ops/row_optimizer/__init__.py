@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from turbogr.ops import registry
+from turbogr.ops import native, registry
 from turbogr.ops.checks import check_index, check_shape
-from turbogr.ops.row_optimizer import reference
+from turbogr.ops.row_optimizer import cpu, reference
 
 
 def row_adam_(
@@ -56,3 +56,5 @@ def _check(weight: Tensor, index: Tensor, grad: Tensor) -> None:
 
 registry.register_reference("row_adam", reference.row_adam_)
 registry.register_reference("row_adagrad", reference.row_adagrad_)
+registry.register("row_adam", registry.Backend("cpu", cpu.row_adam_, native.why_not))
+registry.register("row_adagrad", registry.Backend("cpu", cpu.row_adagrad_, native.why_not))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from turbogr.ops import registry
+from turbogr.ops import native, registry
 from turbogr.ops.checks import check_index, check_shape
-from turbogr.ops.unique import reference
+from turbogr.ops.unique import cpu, reference
 
 
 def unique_rows(ids: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
@@ -25,3 +25,4 @@ def unique_rows(ids: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
 
 
 registry.register_reference("unique_rows", reference.unique_rows)
+registry.register("unique_rows", registry.Backend("cpu", cpu.unique_rows, native.why_not))

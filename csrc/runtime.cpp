@@ -1,0 +1,93 @@
+// Threads, scratch memory and the choice of an instruction set. Compiled once, for the baseline.
+
+#include "runtime.h"
+
+#include <cstdio>
+
+namespace turbogr {
+namespace {
+
+using RangeFunction = void (*)(int64_t, int64_t, void*);
+using ParallelFor = int32_t (*)(int64_t, int64_t, int64_t, RangeFunction, void*);
+using NumThreads = int32_t (*)(uint32_t*);
+
+ParallelFor parallel_for_of_torch = nullptr;
+NumThreads num_threads_of_torch = nullptr;
+
+struct Work {
+  void (*task)(int64_t, void*);
+  void* context;
+  int64_t num_tasks;
+  int64_t next;
+};
+
+// Threads take the next task until none is left, so that uneven tasks keep all of them busy.
+void drain(int64_t, int64_t, void* opaque) {
+  Work& work = *static_cast<Work*>(opaque);
+  for (;;) {
+    const int64_t i = __atomic_fetch_add(&work.next, 1, __ATOMIC_RELAXED);
+    if (i >= work.num_tasks) return;
+    work.task(i, work.context);
+  }
+}
+
+struct ThreadScratch {
+  void* data = nullptr;
+  size_t size = 0;
+  ~ThreadScratch() { std::free(data); }
+};
+
+thread_local ThreadScratch scratch_of_thread;
+
+}  // namespace
+
+void run_tasks(int64_t num_tasks, void (*task)(int64_t, void*), void* context) {
+  uint32_t num_threads = 1;
+  if (num_threads_of_torch != nullptr) num_threads_of_torch(&num_threads);
+  Work work{task, context, num_tasks, 0};
+  const int64_t workers = num_tasks < num_threads ? num_tasks : num_threads;
+  if (workers <= 1 || parallel_for_of_torch == nullptr) {
+    drain(0, 1, &work);
+  } else {
+    parallel_for_of_torch(0, workers, 1, drain, &work);
+  }
+}
+
+void* thread_scratch(size_t bytes) {
+  ThreadScratch& scratch = scratch_of_thread;
+  if (scratch.size < bytes) {
+    std::free(scratch.data);
+    scratch.size = (bytes + bytes / 4 + 4095) / 4096 * 4096;
+    scratch.data = std::aligned_alloc(4096, scratch.size);
+    if (scratch.data == nullptr) {
+      std::fprintf(stderr, "turbogr: no memory for %zu bytes of kernel scratch\n", scratch.size);
+      std::abort();
+    }
+  }
+  return scratch.data;
+}
+
+}  // namespace turbogr
+
+#define TURBOGR_EXPORT extern "C" __attribute__((visibility("default")))
+
+// Takes PyTorch's `torch_parallel_for` and `torch_get_num_threads`; with null pointers everything runs on one thread.
+TURBOGR_EXPORT void turbogr_init(turbogr::ParallelFor parallel_for, turbogr::NumThreads num_threads) {
+  turbogr::parallel_for_of_torch = num_threads != nullptr ? parallel_for : nullptr;
+  turbogr::num_threads_of_torch = parallel_for != nullptr ? num_threads : nullptr;
+}
+
+// Whether this processor can run the kernels with this suffix.
+TURBOGR_EXPORT int turbogr_runs(const char* isa) {
+  if (std::strcmp(isa, "generic") == 0) return 1;
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  if (std::strcmp(isa, "avx2") == 0) return avx2;
+  if (std::strcmp(isa, "avx512") == 0) {
+    return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  }
+#endif
+  return 0;
+}

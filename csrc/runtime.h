@@ -1,0 +1,106 @@
+// What every kernel shares with the process around it: threads, scratch memory, and the names of exported functions.
+//
+// Each kernel source is compiled once per instruction set into a namespace and exported with the set's name as a
+// suffix (`hstu_forward_avx2`); the Python side picks the suffix. Everything a kernel uses is either in that namespace
+// or in runtime.cpp, which is compiled once for the baseline, so no code for a wide set can leak into a narrow one
+// through the linker. For the same reason kernels use no templates of the standard library.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+
+#ifndef TURBOGR_ISA
+#define TURBOGR_ISA generic
+#endif
+
+#define TURBOGR_PASTE2(a, b) a##_##b
+#define TURBOGR_PASTE(a, b) TURBOGR_PASTE2(a, b)
+
+// Defines an exported kernel; it returns kOk or kOutOfMemory.
+#define TURBOGR_KERNEL(name) extern "C" __attribute__((visibility("default"))) int TURBOGR_PASTE(name, TURBOGR_ISA)
+
+namespace turbogr {
+
+constexpr int kOk = 0;
+constexpr int kOutOfMemory = 1;
+
+// Calls task(i, context) once for every i in [0, num_tasks), on the threads of PyTorch's pool, in any order.
+void run_tasks(int64_t num_tasks, void (*task)(int64_t, void*), void* context);
+
+// Memory of the calling thread, 64-byte aligned, valid until its next call; it grows and is kept.
+void* thread_scratch(size_t bytes);
+
+namespace TURBOGR_ISA {
+
+using std::size_t;
+
+inline int64_t min_of(int64_t a, int64_t b) { return a < b ? a : b; }
+inline int64_t max_of(int64_t a, int64_t b) { return a > b ? a : b; }
+inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+inline int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
+
+template <class Body>
+void parallel_tasks(int64_t num_tasks, Body&& body) {
+  run_tasks(
+      num_tasks, [](int64_t i, void* context) { (*static_cast<Body*>(context))(i); }, &body);
+}
+
+// Calls body(begin, end) over [0, n) in blocks whose borders do not depend on the number of threads.
+template <class Body>
+void parallel_blocks(int64_t n, int64_t block, Body&& body) {
+  parallel_tasks(ceil_div(n, block), [&](int64_t i) { body(i * block, min_of(n, (i + 1) * block)); });
+}
+
+// Rows per block such that a block touches about 64 KB.
+inline int64_t rows_per_block(int64_t bytes_per_row) { return max_of(1, 65536 / max_of(1, bytes_per_row)); }
+
+// An owned array for the length of a call; test it before use.
+template <class T>
+class Buffer {
+ public:
+  explicit Buffer(int64_t count)
+      : data_(static_cast<T*>(std::aligned_alloc(64, static_cast<size_t>(round_up(max_of(count, 1) * int64_t(sizeof(T)), 64))))) {}
+  ~Buffer() { std::free(data_); }
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  explicit operator bool() const { return data_ != nullptr; }
+  T* data() { return data_; }
+  T& operator[](int64_t i) { return data_[i]; }
+  const T& operator[](int64_t i) const { return data_[i]; }
+
+ private:
+  T* data_;
+};
+
+// Deals out consecutive 64-byte aligned pieces of one block of memory; with a null base it only adds up.
+class Arena {
+ public:
+  explicit Arena(void* base = nullptr) : base_(static_cast<char*>(base)) {}
+  template <class T>
+  T* take(int64_t count) {
+    char* at = base_ + used_;
+    used_ += static_cast<size_t>(round_up(count * int64_t(sizeof(T)), 64));
+    return base_ ? reinterpret_cast<T*>(at) : nullptr;
+  }
+  size_t used() const { return used_; }
+
+ private:
+  char* base_;
+  size_t used_ = 0;
+};
+
+// Lays out a struct of scratch pointers (`layout(arena)`) in the calling thread's memory.
+template <class Scratch, class... Shape>
+Scratch take_scratch(const Shape&... shape) {
+  Arena measure;
+  Scratch{}.layout(measure, shape...);
+  Arena arena(thread_scratch(measure.used()));
+  Scratch scratch{};
+  scratch.layout(arena, shape...);
+  return scratch;
+}
+
+}  // namespace TURBOGR_ISA
+}  // namespace turbogr

@@ -1,0 +1,168 @@
+"""The compiled kernels: a shared library without Python or PyTorch inside, called through ctypes.
+
+The library holds each kernel once per instruction set, told apart by a suffix; `isa()` is the one in use, chosen from
+what the processor can run or by the environment variable TURBOGR_ISA. Its threads are those of PyTorch's pool, so
+`torch.set_num_threads` is obeyed.
+
+Kernels check nothing: a pointer and a shape go in, and the operators' contracts have been checked before.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from turbogr.errors import UserError
+from turbogr.ops import registry
+
+INSTRUCTION_SETS = ("avx512", "avx2", "generic")
+
+# Every compiled operator is defined here, so that torch.compile and the dispatcher know it.
+LIBRARY = torch.library.Library("turbogr", "DEF")
+
+_PATH = Path(__file__).with_name("_kernels.so")
+_NOT_BUILT = (
+    "the C++ kernels are not built: no compiler was found at install time, or the build failed; "
+    "install a C++ compiler and install turbogr again"
+)
+_TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "u": ctypes.c_uint64, "f": ctypes.c_float}
+
+
+class _State:
+    isa: str | None = None
+    kernels: list[Kernel]
+
+
+_state = _State()
+_state.kernels = []
+
+
+def why_not(device: torch.device, dtype: torch.dtype) -> str | None:
+    """None when the kernels serve this device and type, else the reason."""
+    if device.type != "cpu":
+        return "it runs on the CPU only"
+    _, problem = _load()
+    if problem is not None:
+        return problem
+    return None if dtype == torch.float32 else registry.MISSING_DTYPE
+
+
+def isa() -> str:
+    """Name of the instruction set in use."""
+    if _state.isa is None:
+        _state.isa = _choose_isa()
+    return _state.isa
+
+
+def available_isas() -> list[str]:
+    """Instruction sets that were built and that this processor can run, best first."""
+    library, problem = _load()
+    if library is None:
+        raise UserError(str(problem))
+    return [
+        name
+        for name in INSTRUCTION_SETS
+        if library.turbogr_runs(name.encode()) and hasattr(library, f"unique_rows_{name}")
+    ]
+
+
+def set_isa(name: str) -> None:
+    """Use the kernels of one instruction set from now on; for tests and measurements.
+
+    Raises:
+        UserError: this machine cannot run it.
+    """
+    _require(name)
+    _state.isa = name
+    for kernel in _state.kernels:
+        kernel.unbind()
+
+
+class Kernel:
+    """One exported function, found at its first call.
+
+    `signature` has one letter per argument: p a pointer (an address, a tensor's `data_ptr()`, or None), i int64,
+    u uint64, f float.
+    """
+
+    def __init__(self, name: str, signature: str) -> None:
+        self.name = name
+        self._types = [_TYPES[letter] for letter in signature]
+        self._function: Callable[..., int] | None = None
+        _state.kernels.append(self)
+
+    def unbind(self) -> None:
+        self._function = None
+
+    def __call__(self, *args: Any) -> None:
+        """Run; raises MemoryError when the kernel could not get its working memory."""
+        function = self._function
+        if function is None:
+            library, problem = _load()
+            if library is None:
+                raise UserError(str(problem))
+            function = getattr(library, f"{self.name}_{isa()}")
+            function.argtypes = self._types  # type: ignore[attr-defined]
+            function.restype = ctypes.c_int  # type: ignore[attr-defined]
+            self._function = function
+        if function(*args) != 0:
+            raise MemoryError(f"no memory for the working buffers of the kernel {self.name}")
+
+
+def pointer(tensor: Tensor | None) -> int | None:
+    """Address of a tensor's first element, or None."""
+    return None if tensor is None else tensor.data_ptr()
+
+
+def int64(index: Tensor) -> Tensor:
+    """The index as the kernels read it: contiguous int64, copied only if it is not."""
+    return index.to(torch.int64).contiguous()
+
+
+@lru_cache(maxsize=1)
+def _load() -> tuple[ctypes.CDLL | None, str | None]:
+    if not _PATH.exists():
+        return None, _NOT_BUILT
+    try:
+        library = ctypes.CDLL(str(_PATH))
+        library.turbogr_runs.argtypes = [ctypes.c_char_p]
+        library.turbogr_init.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+        library.turbogr_init.restype = None
+    except (OSError, AttributeError) as error:
+        return None, f"the C++ kernels cannot be loaded: {error}"
+    library.turbogr_init(_torch_function("torch_parallel_for"), _torch_function("torch_get_num_threads"))
+    return library, None
+
+
+def _torch_function(name: str) -> int | None:
+    """Address of a C function of PyTorch's stable interface; None where it is missing, and kernels run on one thread."""
+    suffix = {"darwin": "dylib"}.get(sys.platform, "so")
+    path = Path(torch.__file__).parent / "lib" / f"libtorch_cpu.{suffix}"
+    try:
+        return ctypes.cast(getattr(ctypes.CDLL(str(path)), name), ctypes.c_void_p).value
+    except (OSError, AttributeError):
+        return None
+
+
+def _choose_isa() -> str:
+    wanted = os.environ.get("TURBOGR_ISA")
+    if wanted:
+        _require(wanted)
+        return wanted
+    return available_isas()[0]
+
+
+def _require(name: str) -> None:
+    possible = available_isas()
+    if name not in possible:
+        raise UserError(
+            f"instruction set '{name}' cannot be used on this machine; choose from {', '.join(possible)} (TURBOGR_ISA)"
+        )
