@@ -25,10 +25,17 @@ def nominal_flops(config: ModelConfig, num_sequences: int) -> float:
     """FLOPs of one training step when every sequence counts as `max_len` long and attention as a full square."""
     assert config.max_len and config.dim
     n = config.max_len
-    return num_sequences * (6 * _block_weights(config) * n + 6 * _attention_width(config) * n * n)
+    return num_sequences * (6 * block_parameters(config) * n + 6 * _attention_width(config) * n * n)
 
 
-def _block_weights(config: ModelConfig) -> float:
+def block_parameters(config: ModelConfig) -> int:
+    """All parameters of the blocks: projections, their bias, and the tables of the relative bias."""
+    assert config.dim and config.max_len
+    tables = 2 * config.max_len - 1 + config.num_time_buckets + 1
+    return _block_weights(config) + config.num_blocks * (config.dim + tables)
+
+
+def _block_weights(config: ModelConfig) -> int:
     """Weights that multiply every token, in all blocks."""
     assert config.dim and config.qk_dim and config.v_dim
     projections = 2 * config.dim * config.num_heads * (config.qk_dim + config.v_dim)
@@ -41,7 +48,7 @@ def _per_token(config: ModelConfig, num_negatives: int) -> float:
     return 2 * _block_weights(config) + 2 * (num_negatives + 1) * config.dim
 
 
-def _attention_width(config: ModelConfig) -> float:
+def _attention_width(config: ModelConfig) -> int:
     """Multiply-adds per pair of tokens in all blocks: q·k and the weighted sum of v."""
     assert config.qk_dim and config.v_dim
     return config.num_blocks * config.num_heads * (config.qk_dim + config.v_dim)
