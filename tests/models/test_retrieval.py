@@ -20,7 +20,7 @@ NUM_ITEMS = 30
 @pytest.fixture
 def model() -> RetrievalModel:
     config = ModelConfig(
-        dim=16, num_blocks=2, num_heads=2, qk_dim=8, v_dim=8, max_len=12, num_time_buckets=20, dropout=0.3
+        dim=16, num_blocks=2, num_heads=2, qk_dim=8, v_dim=8, max_len=12, num_time_buckets=64, dropout=0.3
     )
     model = RetrievalModel(config)
     model.reset_parameters(torch.Generator().manual_seed(0))

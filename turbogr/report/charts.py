@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from turbogr.report.scales import Axis, Scale, percent, shorten, si, text_width
 from turbogr.report.svg import LIGHT_TONES, SMALL, Frame, clean, element, fill_attributes, label, line_attributes
@@ -125,11 +126,15 @@ def histogram(
     title: str,
     x: Axis | None = None,
     y: Axis | None = None,
+    names: Sequence[str] | None = None,
     marks: Sequence[Mark] = (),
     width: float = 560,
     height: float = 260,
 ) -> str:
-    """Return bars over adjacent bins: `edges` [n + 1] ascending, `counts` [n]; a mark is a vertical line at its x."""
+    """Return bars over adjacent bins: `edges` [n + 1] ascending, `counts` [n]; a mark is a vertical line at its x.
+
+    `names` [n] are the bins in words, where their edges are not what a reader should see.
+    """
     if len(edges) != len(counts) + 1:
         raise ValueError(f"{len(counts)} bins need {len(counts) + 1} edges, got {len(edges)}")
     x, y = x or Axis(), y or Axis(zero=True)
@@ -137,12 +142,12 @@ def histogram(
     if not len(counts) or not any(math.isfinite(count) and count > 0 for count in counts):
         return frame.empty()
     across, down = frame.axes(x, [*edges, *(mark.x for mark in marks)], y, counts, headroom=16 if marks else 0)
-    for low, high, count in zip(edges, edges[1:], counts, strict=False):
+    names = names or [f"{x.format(low)} to {x.format(high)}" for low, high in pairwise(edges)]
+    for (low, high), count, heading in zip(pairwise(edges), counts, names, strict=True):
         if not (across.drawable(low) and across.drawable(high) and down.drawable(count)):
             continue
         left, right = across(low), across(high)
         top = min(down(count), frame.bottom)
-        heading = f"{x.format(low)} to {x.format(high)}"
         size = {"x": left, "y": top, "width": max(right - left - 1, 0.5), "height": max(frame.bottom - top, 0.0)}
         frame.elements.append(element("rect", _tip(f"{heading}: {y.format(count)}"), **size, **fill_attributes(0)))
         frame.hover.append(((left + right) / 2, heading, [(0, top, y.format(count))]))
@@ -150,7 +155,7 @@ def histogram(
         if across.drawable(mark.x):
             _draw_rule(frame, across(mark.x), mark.text)
     peak = max(range(len(counts)), key=lambda i: counts[i])
-    return frame.text(f"{title}: tallest from {x.format(edges[peak])} to {x.format(edges[peak + 1])}")
+    return frame.text(f"{title}: most at {names[peak]}")
 
 
 def bar_chart(
