@@ -1,8 +1,8 @@
 """Build of the C++ kernels: one shared library with a plain C interface, loaded with ctypes at run time.
 
-The library needs neither PyTorch's nor Python's headers, so one build serves every version of both. Each kernel source is
-compiled once per instruction set (see csrc/runtime.h). Without a compiler the package installs all the same and runs
-on the reference operators.
+The library needs neither PyTorch's nor Python's headers, so one build serves every version of both. Each kernel source
+is compiled once per instruction set (see csrc/runtime.h). Without a compiler the package installs all the same and
+runs on the reference operators.
 
 Environment: CXX names the compiler; TURBOGR_SANITIZE=address,undefined builds for the sanitizers;
 TURBOGR_SKIP_KERNELS=1 installs without the kernels.

@@ -25,8 +25,7 @@ from turbogr.ops import registry
 
 INSTRUCTION_SETS = ("avx512", "avx2", "generic")
 
-# Every compiled operator is defined here, so that torch.compile and the dispatcher know it.
-LIBRARY = torch.library.Library("turbogr", "DEF")
+_LIBRARY = torch.library.Library("turbogr", "DEF")
 
 _PATH = Path(__file__).with_name("_kernels.so")
 _NOT_BUILT = (
@@ -117,6 +116,23 @@ class Kernel:
             raise MemoryError(f"no memory for the working buffers of the kernel {self.name}")
 
 
+def define(
+    schema: str,
+    function: Callable[..., Any],
+    fake: Callable[..., Any],
+    *,
+    backward: Callable[..., Any] | None = None,
+    setup_context: Callable[..., None] | None = None,
+) -> None:
+    """Make `torch.ops.turbogr.<name of the schema>`: its CPU function, its shapes for torch.compile, its gradient."""
+    name = schema.partition("(")[0]
+    _LIBRARY.define(schema)
+    _LIBRARY.impl(name, function, "CPU")
+    torch.library.register_fake(f"turbogr::{name}", fake, lib=_LIBRARY)
+    if backward is not None:
+        torch.library.register_autograd(f"turbogr::{name}", backward, setup_context=setup_context, lib=_LIBRARY)
+
+
 def pointer(tensor: Tensor | None) -> int | None:
     """Address of a tensor's first element, or None."""
     return None if tensor is None else tensor.data_ptr()
@@ -143,7 +159,7 @@ def _load() -> tuple[ctypes.CDLL | None, str | None]:
 
 
 def _torch_function(name: str) -> int | None:
-    """Address of a C function of PyTorch's stable interface; None where it is missing, and kernels run on one thread."""
+    """Address of a function of PyTorch's stable C interface; None where missing, and kernels run on one thread."""
     suffix = {"darwin": "dylib"}.get(sys.platform, "so")
     path = Path(torch.__file__).parent / "lib" / f"libtorch_cpu.{suffix}"
     try:

@@ -8,23 +8,13 @@ import torch
 from torch import Tensor
 
 from turbogr.ops import native
-from turbogr.ops.native import LIBRARY, Kernel, pointer
+from turbogr.ops.native import Kernel, pointer
 from turbogr.random import Dropout, dropout_threshold
 
 _forward = Kernel("embed_forward", "ppppppiifuif")
 _backward = Kernel("embed_backward", "ppppppiiiifuif")
 
-LIBRARY.define(
-    "embed(Tensor rows, Tensor index, Tensor position_rows, Tensor positions, Tensor? keys, float scale, "
-    "float rate, int seed) -> Tensor"
-)
-LIBRARY.define(
-    "embed_backward(Tensor grad, Tensor index, Tensor positions, Tensor? keys, int num_rows, int num_positions, "
-    "float scale, float rate, int seed) -> (Tensor, Tensor)"
-)
 
-
-@torch.library.impl(LIBRARY, "embed", "CPU")
 def _embed(
     rows: Tensor,
     index: Tensor,
@@ -57,7 +47,6 @@ def _embed(
     return out
 
 
-@torch.library.impl(LIBRARY, "embed_backward", "CPU")
 def _embed_backward(
     grad: Tensor,
     index: Tensor,
@@ -94,13 +83,11 @@ def _embed_backward(
     return grad_rows, grad_position_rows
 
 
-@torch.library.register_fake("turbogr::embed", lib=LIBRARY)
-def _(rows: Tensor, index: Tensor, *args: object) -> Tensor:
+def _fake(rows: Tensor, index: Tensor, *args: object) -> Tensor:
     return rows.new_empty(index.shape[0], rows.shape[1])
 
 
-@torch.library.register_fake("turbogr::embed_backward", lib=LIBRARY)
-def _(
+def _fake_backward(
     grad: Tensor,
     index: Tensor,
     positions: Tensor,
@@ -126,7 +113,20 @@ def _autograd(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     return grad_rows, None, grad_position_rows, None, None, None, None, None
 
 
-torch.library.register_autograd("turbogr::embed", _autograd, setup_context=_setup_context, lib=LIBRARY)
+native.define(
+    "embed(Tensor rows, Tensor index, Tensor position_rows, Tensor positions, Tensor? keys, float scale, "
+    "float rate, int seed) -> Tensor",
+    _embed,
+    _fake,
+    backward=_autograd,
+    setup_context=_setup_context,
+)
+native.define(
+    "embed_backward(Tensor grad, Tensor index, Tensor positions, Tensor? keys, int num_rows, int num_positions, "
+    "float scale, float rate, int seed) -> (Tensor, Tensor)",
+    _embed_backward,
+    _fake_backward,
+)
 
 
 def embed(

@@ -8,21 +8,12 @@ import torch
 from torch import Tensor
 
 from turbogr.ops import native
-from turbogr.ops.native import LIBRARY, Kernel
+from turbogr.ops.native import Kernel
 
 _adam = Kernel("row_adam", "pppppiiffffff")
 _adagrad = Kernel("row_adagrad", "ppppiiff")
 
-LIBRARY.define(
-    "row_adam_(Tensor(a!) weight, Tensor(b!) mean, Tensor(c!) square, Tensor index, Tensor grad, int step, float lr, "
-    "float beta1, float beta2, float eps, float weight_decay) -> ()"
-)
-LIBRARY.define(
-    "row_adagrad_(Tensor(a!) weight, Tensor(b!) square, Tensor index, Tensor grad, float lr, float eps) -> ()"
-)
 
-
-@torch.library.impl(LIBRARY, "row_adam_", "CPU")
 def _row_adam_(
     weight: Tensor,
     mean: Tensor,
@@ -56,7 +47,6 @@ def _row_adam_(
     )
 
 
-@torch.library.impl(LIBRARY, "row_adagrad_", "CPU")
 def _row_adagrad_(weight: Tensor, square: Tensor, index: Tensor, grad: Tensor, lr: float, eps: float) -> None:
     for name, tensor in (("weight", weight), ("square", square)):
         _require_contiguous(name, tensor)
@@ -73,17 +63,26 @@ def _row_adagrad_(weight: Tensor, square: Tensor, index: Tensor, grad: Tensor, l
     )
 
 
-@torch.library.register_fake("turbogr::row_adam_", lib=LIBRARY)
-def _(*args: object) -> None: ...
-
-
-@torch.library.register_fake("turbogr::row_adagrad_", lib=LIBRARY)
-def _(*args: object) -> None: ...
-
-
 def _require_contiguous(name: str, tensor: Tensor) -> None:
     if not tensor.is_contiguous():
         raise ValueError(f"{name} must be contiguous to be updated in place, got strides {tensor.stride()}")
+
+
+def _fake(*args: object) -> None:
+    """Nothing comes out: the state is changed in place."""
+
+
+native.define(
+    "row_adam_(Tensor(a!) weight, Tensor(b!) mean, Tensor(c!) square, Tensor index, Tensor grad, int step, float lr, "
+    "float beta1, float beta2, float eps, float weight_decay) -> ()",
+    _row_adam_,
+    _fake,
+)
+native.define(
+    "row_adagrad_(Tensor(a!) weight, Tensor(b!) square, Tensor index, Tensor grad, float lr, float eps) -> ()",
+    _row_adagrad_,
+    _fake,
+)
 
 
 @torch.no_grad()

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from turbogr.ops import native
-from turbogr.ops.native import LIBRARY, Kernel
+from turbogr.ops.native import Kernel
 from turbogr.ops.unique import reference
 
 _kernel = Kernel("unique_rows", "ppppii")
@@ -16,10 +16,7 @@ _kernel = Kernel("unique_rows", "ppppii")
 # Beyond this many rows per id, going through the table's bitmap costs more than sorting the ids.
 _SPARSE = 8192
 
-LIBRARY.define("unique_rows(Tensor ids, int num_rows) -> (Tensor, Tensor)")
 
-
-@torch.library.impl(LIBRARY, "unique_rows", "CPU")
 def _unique_rows(ids: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
     ids = native.int64(ids)
     if num_rows > 2**20 and num_rows > _SPARSE * ids.numel():
@@ -38,10 +35,12 @@ def _unique_rows(ids: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
     return distinct[: count.value].clone(), index
 
 
-@torch.library.register_fake("turbogr::unique_rows", lib=LIBRARY)
-def _(ids: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
+def _fake(ids: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
     count = torch.library.get_ctx().new_dynamic_size()
     return ids.new_empty(count, dtype=torch.int64), torch.empty_like(ids, dtype=torch.int64)
+
+
+native.define("unique_rows(Tensor ids, int num_rows) -> (Tensor, Tensor)", _unique_rows, _fake)
 
 
 def unique_rows(ids: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
