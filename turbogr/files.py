@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -13,17 +15,34 @@ def replace_text(path: Path | str, text: str) -> None:
     Raises:
         OSError: the folder does not exist or cannot be written, or the disk is full.
     """
+    with replacing(path) as aside:
+        aside.write_text(text, encoding="utf-8", newline="\n")
+
+
+@contextmanager
+def replacing(path: Path | str) -> Iterator[Path]:
+    """Yield an empty file beside `path` to be written, and rename it to `path` at the end of the `with` block.
+
+    If the block raises, `path` is as it was and nothing else remains.
+
+    Raises:
+        OSError: the folder does not exist or cannot be written, or the disk is full.
+    """
     path = Path(path)
-    handle, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    os.close(handle)
+    aside = Path(name)
     try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
+        yield aside
+        handle = os.open(aside, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
         os.chmod(aside, 0o666 & ~_umask())  # mkstemp makes private files; results are as readable as any other file
         os.replace(aside, path)
     except BaseException:
-        Path(aside).unlink(missing_ok=True)
+        aside.unlink(missing_ok=True)
         raise
 
 
