@@ -77,3 +77,26 @@ def test_the_child_measures_with_the_packages_of_this_process(monkeypatch):
         machine._CHILD.replace("print(", "import turbogr.machine as m; m._GEMM_SIZES = (64,)\nprint("),
     )
     assert machine.gemm_peak(torch.bfloat16, threads=1) > 1e6
+
+
+@pytest.fixture
+def _fresh_faults():
+    machine.matmul_fault.cache_clear()
+    yield
+    machine.matmul_fault.cache_clear()
+
+
+@pytest.mark.usefixtures("_fresh_faults")
+def test_a_precision_that_works_has_no_fault(monkeypatch):
+    assert machine.matmul_fault(torch.float32) is None
+    assert machine.matmul_fault(torch.float64) is None
+    monkeypatch.setattr(machine, "_PROBE", machine._PROBE.replace("sys.argv[2]", "'float32'"))
+    assert machine.matmul_fault(torch.float16) is None
+
+
+@pytest.mark.usefixtures("_fresh_faults")
+def test_a_precision_that_dies_is_known_before_it_is_used_and_tried_once(monkeypatch):
+    monkeypatch.setattr(machine, "_PROBE", "import os, signal; os.kill(os.getpid(), signal.SIGILL)")
+    assert "bfloat16 matrix product died with SIGILL" in machine.matmul_fault(torch.bfloat16)
+    monkeypatch.setattr(machine, "_PROBE", "raise AssertionError('tried again')")
+    assert "SIGILL" in machine.matmul_fault(torch.bfloat16)

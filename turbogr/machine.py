@@ -6,6 +6,7 @@ Precisions below fp32 are only ever tried in a child process: some virtual machi
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import json
 import os
@@ -48,6 +49,16 @@ sys.path[:] = json.loads(sys.argv[1])
 import torch
 from turbogr.machine import _measure_gemm
 print(json.dumps(_measure_gemm(getattr(torch, sys.argv[2]), int(sys.argv[3]))))
+"""
+
+# Small, square and thin products take different kernels.
+_PROBE = """
+import json, sys
+sys.path[:] = json.loads(sys.argv[1])
+import torch
+for rows, size in ((1, 64), (64, 64), (7, 512), (512, 512)):
+    left = torch.ones(rows, size, dtype=getattr(torch, sys.argv[2]))
+    torch.mm(left, torch.ones(size, size, dtype=left.dtype))
 """
 
 
@@ -112,9 +123,29 @@ def gemm_peak(dtype: torch.dtype = torch.float32, threads: int | None = None, ti
     threads = threads or torch.get_num_threads()
     if dtype in _IN_PROCESS:
         return _measure_gemm(dtype, threads)
+    return float(json.loads(_in_child(_CHILD, dtype, threads, timeout)))
+
+
+@functools.cache
+def matmul_fault(dtype: torch.dtype, timeout: float = 60.0) -> str | None:
+    """Return None when the CPU can multiply matrices of this precision, else why not; tried once, in a child process.
+
+    Ask before computing in a precision below fp32: where this returns a reason, the product would end the process.
+    """
+    if dtype in _IN_PROCESS:
+        return None
+    try:
+        _in_child(_PROBE, dtype, torch.get_num_threads(), timeout)
+    except GemmUnavailable as error:
+        return str(error)
+    return None
+
+
+def _in_child(script: str, dtype: torch.dtype, threads: int, timeout: float) -> str:
+    """Run a script that multiplies matrices in a child process and return its output, else raise GemmUnavailable."""
     name = str(dtype).removeprefix("torch.")
     search_path = json.dumps([entry or os.getcwd() for entry in sys.path])
-    command = [sys.executable, "-c", _CHILD, search_path, name, str(threads)]
+    command = [sys.executable, "-c", script, search_path, name, str(threads)]
     try:
         child = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
     except subprocess.TimeoutExpired:
@@ -124,7 +155,7 @@ def gemm_peak(dtype: torch.dtype = torch.float32, threads: int | None = None, ti
     if child.returncode > 0:
         reason = child.stderr.strip().splitlines()[-1:] or ["no message"]
         raise GemmUnavailable(f"the {name} matrix product failed: {reason[0]}")
-    return float(json.loads(child.stdout))
+    return child.stdout
 
 
 def _measure_gemm(dtype: torch.dtype, threads: int) -> float:
