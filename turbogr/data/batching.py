@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from turbogr.data.ranges import concatenated_ranges
 from turbogr.data.store import Store
 from turbogr.data.vocabulary import Int64Array
 from turbogr.jagged import Jagged
@@ -106,13 +107,6 @@ def training_sequences(starts: Int64Array, ends: Int64Array, max_len: int, windo
     stops = np.repeat(starts + inputs, windows) - back * max_len
     firsts = np.maximum(np.repeat(starts, windows), stops - max_len)
     return Sequences(np.repeat(users, windows), firsts, stops - firsts, 0)
-
-
-def concatenated_ranges(starts: Int64Array, lengths: Int64Array) -> Int64Array:
-    """Return starts[0], starts[0] + 1, ... for lengths[0] values, then those of starts[1], and so on."""
-    ends = np.cumsum(lengths)
-    total = int(ends[-1]) if len(ends) else 0
-    return np.repeat(starts - (ends - lengths), lengths) + np.arange(total, dtype=np.int64)
 
 
 def shuffled_order(num: int, seed: int, epoch: int) -> Int64Array:

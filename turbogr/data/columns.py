@@ -1,0 +1,89 @@
+"""Which column is the user, the item and the time: named by the user, or guessed from the usual names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from turbogr.data.sources.block import NO_COLUMN, Columns, ReadOptions, RowFilter
+from turbogr.errors import UserError, nearest
+
+# Per role, tiers of names; a later tier counts only where an earlier one has no match.
+_USUAL = {
+    "user": (
+        "user userid uid userno usernum reviewerid customerid visitorid memberid accountid profileid viewerid",
+        "session sessionid deviceid cookieid",
+    ),
+    "item": (
+        "item itemid iid movieid videoid productid asin parentasin trackid songid artistid articleid newsid bookid "
+        "gameid photoid documentid docid contentid skuid sku goodsid businessid listingid offerid showid",
+        "movie video product track song article book game",
+    ),
+    "time": (
+        "timestamp timestampms time timems timesec timestamps ts datetime date createdat eventtime eventtimestamp "
+        "unixtime unixreviewtime unixtimestamp interactiontime clicktime viewtime ratedat",
+        "reviewtime day",
+    ),
+}
+
+
+def choose_columns(
+    names: Sequence[str], options: ReadOptions, place: str, *, filters: tuple[RowFilter, ...] = ()
+) -> Columns:
+    """Find the columns of `place` (a file name for messages) that play the roles.
+
+    Raises:
+        UserError: a named column does not exist, none or several look right, or a chosen name occurs twice.
+    """
+    user = _choose("user", options.user_column, names, place)
+    item = _choose("item", options.item_column, names, place)
+    time = _choose("time", options.time_column, names, place)
+    for action in options.action_columns:
+        _check_exists(action, names, place, "--keep-columns")
+    columns = Columns(user, item, None if time == NO_COLUMN else time, options.action_columns, filters)
+    check_columns(columns, names, place)
+    if len({columns.user, columns.item, columns.time}) < 3:
+        raise UserError(f"{place}: user, item and time must be three different columns")
+    return columns
+
+
+def check_columns(columns: Columns, names: Sequence[str], place: str) -> None:
+    """Raise UserError where a chosen column is missing from `names` or stands there twice."""
+    for name in columns.names:
+        _check_exists(name, names, place, None)
+        if list(names).count(name) > 1:
+            raise UserError(f"{place}: {list(names).count(name)} columns are called {name!r}; rename all but one")
+
+
+def _choose(role: str, named: str | None, names: Sequence[str], place: str) -> str:
+    if named is not None:
+        if not (role == "time" and named == NO_COLUMN):
+            _check_exists(named, names, place, f"--{role}-column")
+        return named
+    for tier in _USUAL[role]:
+        usual = set(tier.split())
+        found = [name for name in dict.fromkeys(names) if _plain(name) in usual]
+        if len(found) > 1:
+            listed = " and ".join(repr(name) for name in found)
+            raise UserError(f"{place}: {listed} both look like the {role}; say which with --{role}-column")
+        if found:
+            return found[0]
+    remedy = ", or --time-column none if the rows are in time order" if role == "time" else ""
+    raise UserError(
+        f"{place}: no column looks like the {role} among {_listed(names)}; name it with --{role}-column{remedy}"
+    )
+
+
+def _check_exists(name: str, names: Sequence[str], place: str, option: str | None) -> None:
+    if name not in names:
+        said = f" ({option})" if option else ""
+        raise UserError(f"{place}: there is no column {name!r}{said} among {_listed(names)}.{nearest(name, names)}")
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(repr(name) for name in names[:20])
+    return shown + (f" and {len(names) - 20} more" if len(names) > 20 else "")

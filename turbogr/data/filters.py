@@ -1,0 +1,52 @@
+"""Filters on the sorted log: repeated events and the k-core, without any state per event."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from turbogr.data.vocabulary import Int64Array
+
+Blocks = Callable[[], Iterable[tuple[NDArray[np.integer[Any]], NDArray[np.integer[Any]]]]]
+
+
+def repeated(users: NDArray[Any], items: NDArray[Any], times: NDArray[Any] | None) -> NDArray[np.bool_]:
+    """Mark the rows that repeat an earlier row's (user, item), or (user, item, time) where `times` is given."""
+    keys = [items, users] if times is None else [times, items, users]
+    order = np.lexsort(keys)
+    again = np.zeros(len(users), bool)
+    if len(users) > 1:
+        same = np.ones(len(users) - 1, bool)
+        for key in keys:
+            ordered = key[order]
+            same &= ordered[1:] == ordered[:-1]
+        again[order[1:][same]] = True
+    return again
+
+
+def core(
+    blocks: Blocks, num_users: int, num_items: int, min_user_events: int, min_item_events: int
+) -> tuple[NDArray[np.bool_], NDArray[np.bool_], Int64Array]:
+    """Find the largest set of users and items in which every user and every item has enough events.
+
+    `blocks()` yields (users, items) of the whole log and is called once per round. Returns which users [U] and items
+    [V] stay, and the events left of every user [U].
+    """
+    keep_user = np.ones(num_users, bool)
+    keep_item = np.ones(num_items, bool)
+    while True:
+        user_counts = np.zeros(num_users, np.int64)
+        item_counts = np.zeros(num_items, np.int64)
+        for users, items in blocks():
+            alive = keep_user[users] & keep_item[items]
+            user_counts += np.bincount(users[alive], minlength=num_users)
+            item_counts += np.bincount(items[alive], minlength=num_items)
+        # An id without events goes too, also where no minimum is asked for.
+        next_user = user_counts >= max(min_user_events, 1)
+        next_item = item_counts >= max(min_item_events, 1)
+        if (next_user == keep_user).all() and (next_item == keep_item).all():
+            return keep_user, keep_item, user_counts
+        keep_user, keep_item = next_user, next_item

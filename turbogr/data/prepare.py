@@ -1,0 +1,405 @@
+"""Interaction log -> store, in memory that does not grow with the number of events.
+
+1. `scan`: every row is checked once; keys of users and items, times and actions go to temporary columns on disk.
+2. Ids become rows, ascending by raw id (known ids of an extended store keep their row).
+3. Rows are scattered to ranges of users and sorted by (user, time, original row), range by range.
+4. Filters (repeated events, k-core) work on the sorted columns.
+5. What is left is written to the store, which is renamed into place at the end.
+
+Threads compute blocks side by side, but results are used in the order of the input, so the store is the same byte for
+byte whatever their number.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from turbogr.data.filters import core, repeated
+from turbogr.data.ids import KeyIndex
+from turbogr.data.ordered import default_threads, ordered_map
+from turbogr.data.progress import Progress
+from turbogr.data.scan import ACTION, Ids, Scan, scan
+from turbogr.data.sorting import Partitions, user_ranges
+from turbogr.data.sources import find_source
+from turbogr.data.sources.block import Reader, ReadOptions, Source
+from turbogr.data.spill import Spill
+from turbogr.data.split import Split, parse_rule
+from turbogr.data.store import Manifest, Store, StoreWriter
+from turbogr.data.vocabulary import Int64Array, Vocabulary
+from turbogr.errors import UserError
+
+DUPLICATES = ("keep", "exact", "item")
+_CHUNK_ROWS = 1 << 20
+
+
+class DataWarning(UserWarning):
+    """Something odd in the data that works but deserves a look."""
+
+
+def prepare(
+    source: str,
+    paths: Sequence[str | os.PathLike[str]],
+    out: str | os.PathLike[str],
+    *,
+    user_column: str | None = None,
+    item_column: str | None = None,
+    time_column: str | None = None,
+    keep_columns: Sequence[str] = (),
+    time_unit: str = "auto",
+    time_format: str | None = None,
+    delimiter: str | None = None,
+    text_ids: bool = False,
+    drop_bad_rows: bool = False,
+    split: str | None = None,
+    min_user_events: int | None = None,
+    min_item_events: int | None = None,
+    duplicates: str | None = None,
+    overwrite: bool = False,
+    threads: int | None = None,
+    progress: bool = False,
+    **extra: Any,
+) -> Store:
+    """Turn the log at `paths`, read as `source`, into a store at `out` and return it.
+
+    Options left at None take the source's published defaults. `keep_columns` are number columns kept beside the items;
+    `duplicates` drops repeated rows: "keep" none, "exact" those with the same user, item and time, "item" every later
+    event of a user with the same item. `extra` are options of the source alone.
+
+    Raises:
+        UserError: anything that the user can mend; nothing is left behind then.
+    """
+    kind = find_source(source)
+    for name in extra:
+        if name not in kind.extra:
+            raise UserError(f"the source {source!r} has no option {name!r}")
+    options = ReadOptions(
+        user_column,
+        item_column,
+        time_column,
+        tuple(keep_columns),
+        time_unit,
+        time_format,
+        delimiter,
+        text_ids,
+        drop_bad_rows,
+        {**kind.extra, **extra},
+    )
+    filters = Filters.choose(kind, min_user_events, min_item_events, duplicates)
+    rule = parse_rule(kind.split if split is None else split)
+    reader = kind.open([Path(path) for path in paths], options)
+    if reader.columns.time is None and rule.startswith("time:"):
+        raise UserError(f"split {rule!r} needs times, but the log has only an order; use leave-one-out")
+    with StoreWriter(out, overwrite=overwrite) as writer:
+        work = Preparation(writer, reader, options, filters, rule, threads or default_threads(), Progress(progress))
+        return work.run(kind.name)
+
+
+@dataclass(frozen=True)
+class Filters:
+    """What is filtered out of the sorted log."""
+
+    min_user_events: int
+    min_item_events: int
+    duplicates: str
+
+    @classmethod
+    def choose(cls, source: Source, users: int | None, items: int | None, duplicates: str | None) -> Filters:
+        """Take the source's defaults where nothing is asked for; raises UserError for impossible values."""
+        chosen = cls(
+            source.min_user_events if users is None else users,
+            source.min_item_events if items is None else items,
+            source.duplicates if duplicates is None else duplicates,
+        )
+        if chosen.min_user_events < 1 or chosen.min_item_events < 1:
+            raise UserError("--min-user-events and --min-item-events must be at least 1")
+        if chosen.duplicates not in DUPLICATES:
+            raise UserError(f"--duplicates must be one of {', '.join(DUPLICATES)}, got {chosen.duplicates!r}")
+        return chosen
+
+    @property
+    def core_reason(self) -> str:
+        users, items = self.min_user_events, self.min_item_events
+        if users > 1 and items > 1:
+            return f"user with fewer than {users} or item with fewer than {items} events"
+        return f"user with fewer than {users} events" if users > 1 else f"item with fewer than {items} events"
+
+
+@dataclass
+class Preparation:
+    """One run of `prepare`."""
+
+    writer: StoreWriter
+    reader: Reader
+    options: ReadOptions
+    filters: Filters
+    rule: str
+    threads: int
+    progress: Progress
+
+    def run(self, source: str) -> Store:
+        log = scan(self.reader, self.options, {}, self.writer.scratch, self.threads, self.progress)
+        if log.spill.length == 0:
+            raise UserError(f"no rows are left to prepare: {_account_text(log.rows_in, log.dropped)}")
+        users, items = IdRows.of(log.users), IdRows.of(log.items)
+        sorted_log = self._sort(log, users, items)
+        keep_user, keep_item = self._core(sorted_log, log)
+        users, items = users.kept(keep_user), items.kept(keep_item)
+        num_events = log.rows_in - sum(log.dropped.values())
+        _refuse_too_small(len(users), len(items), log)
+        self._write(sorted_log, log, users, items)
+        users.write(self.writer, "user_ids")
+        items.write(self.writer, "item_ids")
+        for role, ids in (("user", users), ("item", items)):
+            _warn_of_look_alikes(role, ids.vocabulary)
+        form = log.time_form
+        store = self.writer.commit(
+            Manifest(
+                source=source,
+                num_users=len(users),
+                num_items=len(items),
+                num_events=num_events,
+                split=self.rule,
+                times="positions" if form is None else "real",
+                account={"rows_in": log.rows_in, "rows_kept": num_events, "dropped": dict(sorted(log.dropped.items()))},
+                filters={
+                    "min_user_events": self.filters.min_user_events,
+                    "min_item_events": self.filters.min_item_events,
+                    "duplicates": self.filters.duplicates,
+                    "rows": [rule.reason for rule in self.reader.columns.filters],
+                },
+                settings={
+                    "columns": {
+                        "user": self.reader.columns.user,
+                        "item": self.reader.columns.item,
+                        "time": self.reader.columns.time,
+                    },
+                    "time": None if form is None else {"written": form.kind, "unit": form.unit},
+                    "options": {name: value for name, value in self.options.extra.items() if value is not None},
+                },
+            )
+        )
+        _check_split(store)
+        return store
+
+    def _sort(self, log: Scan, users: IdRows, items: IdRows) -> SortedLog:
+        """Encode, scatter and sort; the unsorted columns are removed on the way."""
+        user_index, item_index = users.index(log.users), items.index(log.items)
+        actions = [column for column in log.spill.columns if column.startswith(ACTION)]
+        columns: dict[str, Any] = {
+            "user": user_index.rows.dtype,
+            "item": item_index.rows.dtype,
+            "time": np.int64,
+            **dict.fromkeys(actions, np.float64),
+        }
+        counts = np.zeros(len(users), np.int64)
+        counts[users.rows_by_key] = log.users.counts
+        partitions = Partitions(self.writer.scratch, columns, user_ranges(counts))
+
+        def encode(start: int) -> tuple[dict[str, NDArray[Any]], Int64Array]:
+            stop = min(start + _CHUNK_ROWS, log.spill.length)
+            read = {name: log.spill.read(name, start, stop) for name in log.spill.columns}
+            read["user"], read["item"] = user_index.rows_of(read["user"]), item_index.rows_of(read["item"])
+            return partitions.scatter(read)
+
+        with self.progress.stage("grouping", log.spill.length, "rows") as bar:
+            for scattered in ordered_map(encode, range(0, log.spill.length, _CHUNK_ROWS), self.threads):
+                partitions.append(scattered)
+                bar.update(len(scattered[0]["user"]))
+        total = log.spill.length
+        log.spill.remove()
+        del columns["user"]
+        result = SortedLog(Spill(self.writer.scratch, "sorted", columns), np.zeros(len(users) + 1, np.int64))
+        counts = np.zeros(len(users), np.int64)
+        reason = {"exact": "repeated user, item and time", "item": "repeated user and item"}
+        with self.progress.stage("sorting", total, "rows") as bar:
+            for part, number in ordered_map(self._sorted_part(partitions), partitions, self.threads):
+                if number:
+                    log.dropped[reason[self.filters.duplicates]] += number
+                first = int(part["user"][0])
+                some = np.bincount(part["user"] - first)
+                counts[first : first + len(some)] += some
+                result.spill.append(part)
+                bar.update(len(part["user"]) + number)
+        partitions.remove()
+        np.cumsum(counts, out=result.offsets[1:])
+        return result
+
+    def _sorted_part(self, partitions: Partitions) -> Any:
+        def work(part: int) -> tuple[dict[str, NDArray[Any]], int]:
+            columns = partitions.sorted(part)
+            if self.filters.duplicates == "keep":
+                return columns, 0
+            times = columns["time"] if self.filters.duplicates == "exact" else None
+            again = repeated(columns["user"], columns["item"], times)
+            return {name: values[~again] for name, values in columns.items()}, int(again.sum())
+
+        return work
+
+    def _core(self, log: SortedLog, scanned: Scan) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        num_items = len(scanned.items.keys)
+        filters = self.filters
+        if filters.min_user_events <= 1 and filters.min_item_events <= 1:
+            return np.ones(log.num_users, bool), np.ones(num_items, bool)
+
+        def blocks() -> Iterator[tuple[NDArray[Any], NDArray[Any]]]:
+            with self.progress.stage("filtering", log.spill.length, "rows") as bar:
+                for users, items in ordered_map(log.users_and_items, log.user_blocks(), self.threads):
+                    yield users, items
+                    bar.update(len(items))
+
+        keep_user, keep_item, left = core(
+            blocks, log.num_users, num_items, filters.min_user_events, filters.min_item_events
+        )
+        gone = log.spill.length - int(left.sum())
+        if gone:
+            scanned.dropped[filters.core_reason] += gone
+        return keep_user, keep_item
+
+    def _write(self, log: SortedLog, scanned: Scan, users: IdRows, items: IdRows) -> None:
+        """Write the event columns and the offsets of the kept users and items."""
+        ticks_per_second = 1 if scanned.time_form is None else scanned.time_form.ticks_per_second
+        positions = scanned.time_form is None
+        dtypes = {ACTION + name: values.dtype for name, values in scanned.actions.items()}
+        counts = np.zeros(len(users), np.int64)
+
+        def work(block: tuple[int, int]) -> tuple[Int64Array, dict[str, NDArray[Any]]]:
+            owners, rows = log.users_and_items(block)
+            owners, rows = users.final[owners], items.final[rows]
+            keep = (owners >= 0) & (rows >= 0)
+            owners = owners[keep]
+            start, stop = int(log.offsets[block[0]]), int(log.offsets[block[1]])
+            written: dict[str, NDArray[Any]] = {"items": rows[keep]}
+            if positions:
+                index = np.arange(len(owners))
+                first = np.ones(len(owners), bool)
+                np.not_equal(owners[1:], owners[:-1], out=first[1:])
+                written["times"] = index - np.maximum.accumulate(np.where(first, index, 0))
+            else:
+                written["times"] = log.spill.read("time", start, stop)[keep] // ticks_per_second
+            for name, dtype in dtypes.items():
+                written[name] = log.spill.read(name, start, stop)[keep].astype(dtype)
+            return owners, written
+
+        with self.progress.stage("writing", log.spill.length, "rows") as bar:
+            for owners, written in ordered_map(work, log.user_blocks(), self.threads):
+                if len(owners):
+                    some = np.bincount(owners - owners[0])
+                    counts[owners[0] : owners[0] + len(some)] += some
+                for name, values in written.items():
+                    self.writer.append(name, values)
+                bar.update(len(owners))
+        log.spill.remove()
+        self.writer.append("offsets", np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)]))
+
+
+@dataclass
+class SortedLog:
+    """The sorted columns "item", "time" and actions; user u's events are offsets[u]:offsets[u + 1]."""
+
+    spill: Spill
+    offsets: Int64Array
+
+    @property
+    def num_users(self) -> int:
+        return len(self.offsets) - 1
+
+    def user_blocks(self) -> Iterator[tuple[int, int]]:
+        """Yield ranges of users that hold about a million events together."""
+        first = 0
+        while first < self.num_users:
+            end = int(np.searchsorted(self.offsets, self.offsets[first] + _CHUNK_ROWS, side="right")) - 1
+            end = min(max(end, first + 1), self.num_users)
+            yield first, end
+            first = end
+
+    def users_and_items(self, block: tuple[int, int]) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Read the user and the item of every event of a range of users. Thread-safe."""
+        bounds = self.offsets[block[0] : block[1] + 1]
+        users = np.repeat(np.arange(block[0], block[1], dtype=np.int32), np.diff(bounds))
+        return users, self.spill.read("item", int(bounds[0]), int(bounds[-1]))
+
+
+@dataclass
+class IdRows:
+    """Which row every id gets. Before filtering an id's row is its rank by raw id; `final` maps it to its row after
+    filtering, -1 where it is gone."""
+
+    ids: Any
+    rows_by_key: Int64Array
+    final: NDArray[np.int32]
+
+    @classmethod
+    def of(cls, ids: Ids) -> IdRows:
+        count = len(ids.keys)
+        identity = np.arange(count, dtype=np.int32)
+        if ids.texts is None:
+            return cls(ids.keys, np.arange(count, dtype=np.int64), identity)
+        order = pc.sort_indices(ids.texts).to_numpy()
+        rows = np.empty(count, np.int64)
+        rows[order] = np.arange(count)
+        return cls(ids.texts.take(pa.array(order)), rows, identity)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def index(self, ids: Ids) -> KeyIndex:
+        return KeyIndex(ids.keys, self.rows_by_key)
+
+    def kept(self, keep: NDArray[np.bool_]) -> IdRows:
+        """Number the kept ids anew, in the same order."""
+        final = np.where(keep, np.cumsum(keep) - 1, -1).astype(np.int32)
+        ids = self.ids[keep] if isinstance(self.ids, np.ndarray) else self.ids.filter(pa.array(keep))
+        return IdRows(ids, self.rows_by_key, final)
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        return Vocabulary(self.ids)
+
+    def write(self, writer: StoreWriter, name: str) -> None:
+        writer.write_vocabulary(name, self.ids)
+
+
+def _account_text(rows_in: int, dropped: Any) -> str:
+    reasons = ", ".join(f"{reason}: {count:,}" for reason, count in sorted(dropped.items()))
+    return f"{rows_in:,} rows in, dropped {reasons or 'none'}"
+
+
+def _refuse_too_small(num_users: int, num_items: int, log: Scan) -> None:
+    """Raise UserError where nothing could be learned."""
+    for count, what, need in ((num_users, "user", "users"), (num_items, "item", "items")):
+        if count < 2:
+            left = f"a single {what}" if count else f"no {what}"
+            raise UserError(
+                f"the log has {left} ({_account_text(log.rows_in, log.dropped)}); a recommender needs several {need}"
+            )
+
+
+def _warn_of_look_alikes(role: str, ids: Vocabulary) -> None:
+    """Warn where ids differ only in case or in spaces at their ends; they stay different."""
+    if not ids.is_text:
+        return
+    plain = pc.utf8_lower(pc.utf8_trim_whitespace(ids.ids))
+    again = len(plain) - pc.count_distinct(plain).as_py()
+    if again:
+        warnings.warn(
+            f"{again:,} {role} ids differ from another only in case or spaces; they are kept apart", DataWarning, 3
+        )
+
+
+def _check_split(store: Store) -> None:
+    """Warn where the split leaves nothing to learn or to measure."""
+    split = Split.of(store)
+    if not (split.train_end - store.offsets[:-1] >= 2).any():
+        warnings.warn(f"{split.describe()}; no user has two events left to train on", DataWarning, 3)
+    elif not (split.test >= 0).any():
+        warnings.warn(f"{split.describe()}; no event is held out", DataWarning, 3)

@@ -1,0 +1,272 @@
+"""From raw columns to checked rows: keys of users and items, times in ticks, actions as numbers.
+
+Every row is either kept or has a reason. A row that is wrong stops the work with its place and the remedy, unless
+the user allows bad rows to be dropped; then they are counted by reason.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from turbogr.data.ids import KeyedIds
+from turbogr.data.sources.block import Block, Columns, ReadOptions
+from turbogr.data.times import REASONS, TimeForm, cast_each, explain, parse_times, settle_form
+from turbogr.data.vocabulary import Int64Array
+from turbogr.errors import UserError
+
+_LARGEST_EXACT = float(2**53)
+
+
+class TextIdsFound(Exception):
+    """Ids of `role` that looked like integers turn out to be text; read the input again with text ids."""
+
+    def __init__(self, role: str) -> None:
+        super().__init__(role)
+        self.role = role
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The kept rows of a block and the account of the others."""
+
+    users: KeyedIds
+    items: KeyedIds
+    ticks: Int64Array | None
+    actions: dict[str, NDArray[np.float64]]
+    rows_in: int
+    dropped: Counter[str]
+    progress: int
+
+
+@dataclass(frozen=True)
+class RowParser:
+    """Turns blocks into rows. `kinds` maps "user" and "item" to integer, text or None (not known yet)."""
+
+    columns: Columns
+    options: ReadOptions
+    kinds: dict[str, str]
+    texts_may_be_numbers: bool
+    hash_seed: int
+    time_form: TimeForm | None
+
+    def settle_times(self, block: Block) -> TimeForm | None:
+        """Decide how the time column is written from the first block."""
+        if self.columns.time is None:
+            return None
+        checks = _Checks(block, drop=True)
+        values = block.columns[self.columns.time]
+        values = values if not _is_binary(values.type) else _valid_text(values, checks, "")
+        return settle_form(values, self.columns.time, self.options.time_unit, self.options.time_format)
+
+    def parse(self, block: Block) -> Rows:
+        """Check and convert a block.
+
+        Raises:
+            UserError: a row is wrong and bad rows are not to be dropped.
+            TextIdsFound, TimeFormChanged, KeyCollision: the input must be read again in another way.
+        """
+        checks = _Checks(block, self.options.drop_bad_rows)
+        users = self._ids("user", self.columns.user, block, checks)
+        items = self._ids("item", self.columns.item, block, checks)
+        ticks = self._ticks(block, checks)
+        numbers = {
+            name: _numbers(block.columns[name], name, checks)
+            for name in [*self.columns.actions, *(name for rule in self.columns.filters for name in rule.columns)]
+        }
+        keep = ~checks.bad
+        dropped = Counter(block.dropped) + checks.dropped
+        for rule in self.columns.filters:
+            out = keep & ~rule.keep(numbers)
+            dropped[rule.reason] += int(out.sum())
+            keep &= ~out
+        return Rows(
+            users=self._keyed(users, keep),
+            items=self._keyed(items, keep),
+            ticks=None if ticks is None else ticks[keep],
+            actions={name: numbers[name][keep] for name in self.columns.actions},
+            rows_in=block.num_rows + sum(block.dropped.values()),
+            dropped=+dropped,
+            progress=block.progress,
+        )
+
+    def _keyed(self, ids: Any, keep: NDArray[np.bool_]) -> KeyedIds:
+        if isinstance(ids, np.ndarray):
+            return KeyedIds.of_integers(ids[keep])
+        return KeyedIds.of_texts(ids.filter(pa.array(keep)), self.hash_seed)
+
+    def _ids(self, role: str, name: str, block: Block, checks: _Checks) -> Any:
+        """Return int64 ids or an Arrow text array; bad rows are flagged and hold any value."""
+        values = block.columns[name]
+        if pa.types.is_dictionary(values.type):
+            values = values.cast(values.type.value_type)
+        missing = values.is_null().to_numpy(zero_copy_only=False)
+        as_text = self.kinds[role] == "text"
+        if pa.types.is_integer(values.type):
+            checks.flag(missing, f"missing {role}", lambda k: f"the {role} (column {name!r}) is missing")
+            return _decimal_texts(values) if as_text else _integers(values, role, name, checks)
+        if not _is_text(values.type):
+            raise UserError(
+                f"{block.where(0)}: the {role} column {name!r} is of type {values.type}; ids must be integers or text"
+            )
+        texts = _valid_text(values, checks, name)
+        missing = missing | pc.fill_null(pc.equal(texts, ""), True).to_numpy(zero_copy_only=False)
+        checks.flag(missing, f"missing {role}", lambda k: f"the {role} (column {name!r}) is missing")
+        if as_text or not self.texts_may_be_numbers:
+            return texts
+        integers = _canonical_integers(texts.filter(pa.array(~checks.bad)))
+        if integers is None:
+            _refuse_long_integers(texts, role, name, checks)
+            raise TextIdsFound(role)
+        out = np.zeros(len(texts), np.int64)
+        out[~checks.bad] = integers
+        return out
+
+    def _ticks(self, block: Block, checks: _Checks) -> Int64Array | None:
+        name, form = self.columns.time, self.time_form
+        if name is None:
+            return None
+        assert form is not None
+        values = block.columns[name]
+        if _is_binary(values.type):
+            values = _valid_text(values, checks, name)
+        times = parse_times(values, form)
+        for reason in np.unique(times.reasons[times.reasons > 0]).tolist():
+            checks.flag(
+                times.reasons == reason,
+                REASONS[reason],
+                lambda k: explain(int(times.reasons[k]), str(values[k].as_py()), form, name),
+            )
+        return times.ticks
+
+
+@dataclass
+class _Checks:
+    """Rows of a block found bad so far; each is counted under its first reason."""
+
+    block: Block
+    drop: bool
+    dropped: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self.bad = np.zeros(self.block.num_rows, bool)
+
+    def flag(self, mask: NDArray[np.bool_], reason: str, say: Callable[[int], str]) -> None:
+        """Mark rows as bad; unless they may be dropped, raise UserError for the first of them."""
+        new = mask & ~self.bad
+        count = int(new.sum())
+        if not count:
+            return
+        if not self.drop:
+            row = int(np.argmax(new))
+            raise UserError(f"{self.block.where(row)}: {say(row)} (--drop-bad-rows drops and counts such rows)")
+        self.dropped[reason] += count
+        self.bad |= new
+
+
+def _is_binary(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(
+        _is_binary(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    )
+
+
+def _valid_text(values: pa.Array, checks: _Checks, name: str) -> pa.Array:
+    """Return UTF-8 text; rows with other bytes are flagged and become empty."""
+    try:
+        return values.cast(pa.large_string())
+    except pa.ArrowInvalid:
+        pass
+    broken = np.zeros(len(values), bool)
+    texts: list[str | None] = []
+    for row, value in enumerate(values.to_pylist()):
+        try:
+            texts.append(None if value is None else value.decode("utf-8"))
+        except UnicodeDecodeError:
+            broken[row] = True
+            texts.append("")
+    checks.flag(
+        broken, "broken UTF-8", lambda k: f"column {name!r} holds bytes that are not UTF-8: {values[k].as_py()!r}"
+    )
+    return pa.array(texts, pa.large_string())
+
+
+def _integers(values: pa.Array, role: str, name: str, checks: _Checks) -> Int64Array:
+    if pa.types.is_uint64(values.type):
+        unsigned = pc.fill_null(values, 0).to_numpy(zero_copy_only=False)
+        beyond = unsigned > np.uint64(2**63 - 1)
+        checks.flag(beyond, "integer beyond 64 bits", lambda k: _too_long(role, name, str(unsigned[k])))
+        return unsigned.astype(np.int64)  # type: ignore[no-any-return]
+    return pc.fill_null(values.cast(pa.int64()), 0).to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+
+
+def _decimal_texts(values: pa.Array) -> pa.Array:
+    return pc.fill_null(values.cast(pa.large_string()), "")
+
+
+def _canonical_integers(texts: pa.Array) -> Int64Array | None:
+    """Return int64 values if every text writes a 64-bit integer in the one canonical way ("7", not "07" or "+7")."""
+    try:
+        values = texts.cast(pa.int64()).to_numpy(zero_copy_only=False)
+    except pa.ArrowInvalid:
+        return None
+    lengths = pc.binary_length(texts).to_numpy(zero_copy_only=False)
+    powers = np.array([10**k for k in range(1, 19)], np.uint64)
+    magnitude = np.where(values < 0, (~values).view(np.uint64) + np.uint64(1), values.view(np.uint64))
+    digits = np.searchsorted(powers, magnitude, side="right") + 1
+    return values if bool((digits + (values < 0) == lengths).all()) else None
+
+
+def _refuse_long_integers(texts: pa.Array, role: str, name: str, checks: _Checks) -> None:
+    """Flag integers beyond 64 bits in a column of integers; where other texts occur, the column is text anyway."""
+    integer = pc.fill_null(pc.match_substring_regex(texts, r"^-?(0|[1-9][0-9]*)$"), False).to_numpy(
+        zero_copy_only=False
+    )
+    good = ~checks.bad
+    if not integer[good].all():
+        return
+    beyond = good & np.array([len(t or "") > 18 and not -(2**63) <= int(t) < 2**63 for t in texts.to_pylist()], bool)
+    checks.flag(beyond, "integer beyond 64 bits", lambda k: _too_long(role, name, texts[k].as_py()))
+
+
+def _too_long(role: str, name: str, text: str) -> str:
+    return f"the {role} {text} (column {name!r}) does not fit 64 bits; --text-ids treats ids as text"
+
+
+def _numbers(values: pa.Array, name: str, checks: _Checks) -> NDArray[np.float64]:
+    """Return a number column as float64, NaN where it is missing; text that is no number is flagged."""
+    if pa.types.is_dictionary(values.type):
+        values = values.cast(values.type.value_type)
+    if pa.types.is_boolean(values.type):
+        values = values.cast(pa.int8())
+    unreadable = np.zeros(len(values), bool)
+    if _is_text(values.type):
+        texts = _valid_text(values, checks, name)
+        empty = pc.fill_null(pc.equal(pc.utf8_trim_whitespace(texts), ""), True)
+        filled = pc.if_else(empty, pa.scalar("nan", pa.large_string()), texts)
+        try:
+            values = filled.cast(pa.float64())
+        except pa.ArrowInvalid:
+            values, unreadable = cast_each(filled, pa.float64())
+    elif not (
+        pa.types.is_integer(values.type) or pa.types.is_floating(values.type) or pa.types.is_decimal(values.type)
+    ):
+        raise UserError(f"{checks.block.where(0)}: column {name!r} is of type {values.type}; actions must be numbers")
+    numbers = pc.fill_null(values.cast(pa.float64(), safe=False), float("nan")).to_numpy(zero_copy_only=False)
+    original = checks.block.columns[name]
+    checks.flag(
+        unreadable | np.isinf(numbers) | (np.abs(numbers) > _LARGEST_EXACT),
+        "unreadable number",
+        lambda k: f"{str(original[k].as_py())!r} in column {name!r} is not a number that can be kept",
+    )
+    return numbers  # type: ignore[no-any-return]

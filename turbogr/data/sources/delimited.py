@@ -1,0 +1,269 @@
+"""Delimited text (CSV, TSV and the formats of the public data sets), read in blocks of whole lines.
+
+The file is cut at line ends here and parsed by Arrow, so every block knows its first line and a bad row can be named
+by its line. Quoted fields may contain line ends; a quote that never closes is an error, not the rest of the file.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.csv as pacsv
+
+from turbogr.data.columns import check_columns, choose_columns
+from turbogr.data.sources.block import Block, Columns, ReadOptions, Source
+from turbogr.data.sources.files import find_files, read_pieces
+from turbogr.errors import UserError
+
+_PIECE = 1 << 24
+_LONGEST_QUOTED = 1 << 26
+_BOMS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a text is cut into columns. `names` is None where the first line names them."""
+
+    delimiter: str
+    names: tuple[str, ...] | None = None
+    quoted: bool = True
+
+
+@dataclass
+class DelimitedReader:
+    """Reads files of one layout; `columns` are raw names that every file must have."""
+
+    files: Sequence[Path]
+    layout: Layout
+    columns: Columns
+    options: ReadOptions
+    rename: Callable[[str], str] = str
+    texts_may_be_numbers: bool = True
+    unit: str = "B"
+
+    def __post_init__(self) -> None:
+        self.size = sum(file.stat().st_size for file in self.files)
+
+    def blocks(self) -> Iterator[Callable[[], Block]]:
+        for file in self.files:
+            names: Sequence[str] | None = None
+            for lines in read_lines(file, self.layout):
+                if names is None:
+                    names, lines = header(lines, self.layout, file)
+                    names = [self.rename(name) for name in names]
+                    check_columns(self.columns, names, str(file))
+                if lines.data:
+                    yield partial(self._parse, file, lines, names)
+
+    def _parse(self, file: Path, lines: Lines, names: Sequence[str]) -> Block:
+        wanted = {name: f"c{names.index(name)}" for name in self.columns.names}
+        table, ragged = _parse_block(lines, len(names), list(wanted.values()), self.layout)
+        bad = [(row, lines.line_of(row, self.layout), message) for row, message in ragged]
+        _check_quotes(lines, table.num_rows + len(ragged), self.layout, file)
+        if bad and not self.options.drop_bad_rows:
+            _, line, message = bad[0]
+            raise UserError(f"{file}, line {line}: {message} (--drop-bad-rows drops and counts such rows)")
+        skipped = [row for row, _, _ in bad]
+        return Block(
+            columns={name: _one_chunk(table[place]) for name, place in wanted.items()},
+            num_rows=table.num_rows,
+            where=lambda k: f"{file}, line {lines.line_of(_original(k, skipped), self.layout)}",
+            progress=lines.progress,
+            dropped={"ragged row": len(bad)} if bad else {},
+        )
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Whole lines of a file; `first` is the number of the first (from 1)."""
+
+    data: bytes
+    first: int
+    progress: int
+
+    def line_of(self, row: int, layout: Layout) -> int:
+        """Return the line on which record `row` of this block starts; only messages need it."""
+        line, record = self.first, -1
+        for text in _records(self.data, layout):
+            if text.strip(b"\r\n"):
+                record += 1
+            if record == row:
+                break
+            line += text.count(b"\n")
+        return line
+
+
+def _records(data: bytes, layout: Layout) -> Iterator[bytes]:
+    """Yield the records of a block with their line ends, blank lines included."""
+    start = 0
+    quoted = _quoted_fields(layout) if layout.quoted else None
+    while start < len(data):
+        end = data.find(b"\n", start) + 1 or len(data)
+        if quoted is not None and b'"' in data[start:end]:
+            position = start
+            for match in quoted.finditer(data, start):
+                if match.start() >= end:
+                    break
+                if match.end() > end:
+                    end = data.find(b"\n", match.end()) + 1 or len(data)
+                position = match.end()
+            assert position <= len(data)
+        yield data[start:end]
+        start = end
+
+
+def _quoted_fields(layout: Layout) -> re.Pattern[bytes]:
+    """A field that starts with a quote; group 1 is empty where it runs to the end of the data unclosed."""
+    separator = re.escape(layout.delimiter).encode()
+    return re.compile(rb"(?:\A|(?<=[\n\r]|" + separator + rb'))"[^"]*(?:""[^"]*)*("|\Z)')
+
+
+def read_lines(file: Path, layout: Layout) -> Iterator[Lines]:
+    """Yield blocks of whole records of about 16 MB.
+
+    Raises:
+        UserError: the file is empty, in another encoding, or has a quote that never closes.
+    """
+    rest, line, waiting = b"", 1, 0
+    start = True
+    for piece, progress in read_pieces(file, _PIECE):
+        if start:
+            piece, start = _without_bom(piece, file), False
+        waiting += progress
+        data = rest + piece
+        cut = _last_record_end(data, layout)
+        if cut == 0:
+            if len(data) > _LONGEST_QUOTED:
+                raise UserError(f"{file}, line {line}: a line or quoted field of more than 64 MB; is this a text file?")
+            rest = data
+            continue
+        yield Lines(data[:cut], line, waiting)
+        line += data.count(b"\n", 0, cut)
+        rest, waiting = data[cut:], 0
+    if start:
+        raise UserError(f"{file} is empty")
+    if rest:
+        yield Lines(rest, line, waiting)
+
+
+def _without_bom(piece: bytes, file: Path) -> bytes:
+    if piece[:2] in _BOMS:
+        raise UserError(f"{file} is {_BOMS[piece[:2]]} text; convert it to UTF-8 (iconv -f UTF-16 -t UTF-8)")
+    return piece.removeprefix(b"\xef\xbb\xbf")
+
+
+def _last_record_end(data: bytes, layout: Layout) -> int:
+    """Return where the last whole record ends, 0 if there is none; a quote may keep a record open over lines."""
+    end = data.rfind(b"\n") + 1
+    if not layout.quoted or data.count(b'"') % 2 == 0:
+        return end
+    for match in _quoted_fields(layout).finditer(data):
+        if not match.group(1):
+            return data.rfind(b"\n", 0, match.start()) + 1
+    return end
+
+
+def header(lines: Lines, layout: Layout, file: Path) -> tuple[Sequence[str], Lines]:
+    """Split the names of the columns off the first block."""
+    if layout.names is not None:
+        return layout.names, lines
+    end = lines.data.find(b"\n") + 1 or len(lines.data)
+    try:
+        first = lines.data[:end].decode("utf-8").rstrip("\r\n")
+    except UnicodeDecodeError:
+        raise UserError(f"{file}, line 1: the header is not UTF-8") from None
+    if "\r" in first:
+        raise UserError(f"{file}: lines end with a bare carriage return; convert the line ends (tr '\\r' '\\n')")
+    names = next(csv.reader([first], delimiter=layout.delimiter), [])
+    names = [name.strip() for name in names]
+    if not any(names):
+        raise UserError(f"{file}, line 1: the header is blank")
+    return names, Lines(lines.data[end:], lines.first + 1, lines.progress)
+
+
+def _parse_block(lines: Lines, width: int, wanted: list[str], layout: Layout) -> tuple[pa.Table, list[tuple[int, str]]]:
+    """Parse a block into text columns; also return (row, message) of the rows with another number of columns."""
+    ragged: list[tuple[int, str]] = []
+
+    def note(row: pacsv.InvalidRow) -> str:
+        ragged.append((row.number - 1, f"{row.actual_columns} columns instead of {row.expected_columns}"))
+        return "skip"
+
+    table = pacsv.read_csv(
+        pa.BufferReader(lines.data),
+        pacsv.ReadOptions(
+            column_names=[f"c{place}" for place in range(width)], use_threads=False, block_size=len(lines.data) + 1
+        ),
+        pacsv.ParseOptions(
+            delimiter=layout.delimiter,
+            quote_char='"' if layout.quoted else False,
+            newlines_in_values=layout.quoted,
+            invalid_row_handler=note,
+        ),
+        pacsv.ConvertOptions(
+            include_columns=wanted, column_types=dict.fromkeys(wanted, pa.binary()), strings_can_be_null=False
+        ),
+    )
+    return table, ragged
+
+
+def _check_quotes(lines: Lines, records: int, layout: Layout, file: Path) -> None:
+    """Raise UserError where a quoted field is not closed; looked for only if lines and records differ in number."""
+    if not layout.quoted or b'"' not in lines.data:
+        return
+    num_lines = lines.data.count(b"\n") + (not lines.data.endswith(b"\n"))
+    if num_lines == records:
+        return
+    for match in _quoted_fields(layout).finditer(lines.data):
+        if not match.group(1):
+            line = lines.first + lines.data.count(b"\n", 0, match.start())
+            raise UserError(f"{file}, line {line}: a quote is opened here and never closed")
+
+
+def _original(row: int, skipped: list[int]) -> int:
+    """Return the record number of table row `row`, given the records that were skipped (ascending)."""
+    for gone in skipped:
+        if gone <= row:
+            row += 1
+    return row
+
+
+def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
+    return column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
+
+
+def sniff_delimiter(file: Path, options: ReadOptions, usual: str) -> str:
+    """Return the delimiter: named by the user, else the one of , tab ; | that the first line has most of."""
+    if options.delimiter is not None:
+        delimiter = options.delimiter.replace("\\t", "\t")
+        if len(delimiter) != 1:
+            raise UserError(f"--delimiter must be one character, got {options.delimiter!r}")
+        return delimiter
+    lines = next(read_lines(file, Layout(usual, quoted=False)))
+    first = lines.data.split(b"\n", 1)[0].decode("utf-8", "replace")
+    best = max((usual, ",", "\t", ";", "|"), key=first.count)
+    return best if first.count(best) else usual
+
+
+def read_names(file: Path, layout: Layout) -> Sequence[str]:
+    """Return the names of a file's columns from its first line."""
+    names, _ = header(next(read_lines(file, layout)), layout, file)
+    return names
+
+
+def open_csv(paths: Sequence[Path], options: ReadOptions, usual: str = ",") -> DelimitedReader:
+    """Open delimited files with a header."""
+    files = find_files(paths, (".csv", ".tsv", ".txt"), "delimited files")
+    layout = Layout(sniff_delimiter(files[0], options, usual))
+    columns = choose_columns(read_names(files[0], layout), options, str(files[0]))
+    return DelimitedReader(files, layout, columns, options)
+
+
+CSV = Source("csv", "delimited text with a header", open_csv)
+TSV = Source("tsv", "tab-separated text with a header", partial(open_csv, usual="\t"))

@@ -1,0 +1,144 @@
+"""Parquet: files, folders, globs and partitioned folders, read row group by row group without a copy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from turbogr.data.columns import check_columns, choose_columns
+from turbogr.data.sources.block import Block, Columns, ReadOptions, Source
+from turbogr.data.sources.files import find_files
+from turbogr.errors import UserError
+
+_BATCH_ROWS = 1 << 20
+
+
+@dataclass
+class ParquetReader:
+    """Reads Parquet files of one schema, as far as the chosen columns go."""
+
+    files: Sequence[Path]
+    columns: Columns
+    texts_may_be_numbers: bool = False
+    unit: str = "rows"
+
+    def __post_init__(self) -> None:
+        self.size = 0
+        kinds: dict[str, tuple[str, Path]] = {}
+        for file in self.files:
+            opened = open_parquet_file(file)
+            names = [*opened.schema_arrow.names, *partition_values(file)]
+            check_columns(self.columns, names, str(file))
+            for name in self.columns.names:
+                self._check_kind(name, opened.schema_arrow, file, kinds)
+            self.size += opened.metadata.num_rows
+            opened.close()
+        if self.size == 0:
+            raise UserError(
+                f"{self.files[0]} and all other files hold no rows"
+                if len(self.files) > 1
+                else f"{self.files[0]} holds no rows"
+            )
+
+    def _check_kind(self, name: str, schema: pa.Schema, file: Path, kinds: dict[str, tuple[str, Path]]) -> None:
+        """Refuse a column that is a number in one file and text in another."""
+        kind = _kind(schema.field(name).type) if name in schema.names else "partition"
+        known, first = kinds.setdefault(name, (kind, file))
+        if kind != known:
+            raise UserError(
+                f"column {name!r} is {known} in {first} but {kind} in {file}; write the parts with one schema"
+            )
+
+    def blocks(self) -> Iterator[Callable[[], Block]]:
+        for file in self.files:
+            opened = open_parquet_file(file)
+            constants = {k: v for k, v in partition_values(file).items() if k not in opened.schema_arrow.names}
+            stored = [name for name in self.columns.names if name not in constants]
+            first = 0
+            try:
+                for batch in opened.iter_batches(_BATCH_ROWS, columns=stored, use_threads=False):
+                    yield _BlockOf(batch, constants, self.columns.names, file, first)
+                    first += batch.num_rows
+            except (pa.ArrowException, OSError) as error:
+                raise UserError(f"{file} is damaged near row {first:,}: {_one_line(error)}") from error
+            finally:
+                opened.close()
+
+
+@dataclass(frozen=True)
+class _BlockOf:
+    """Makes a Block of a record batch that starts at row `first` of the file."""
+
+    batch: pa.RecordBatch
+    constants: dict[str, str]
+    names: list[str]
+    file: Path
+    first: int
+
+    def __call__(self) -> Block:
+        rows = self.batch.num_rows
+        return Block(
+            columns={
+                name: _constant(self.constants[name], rows) if name in self.constants else self.batch.column(name)
+                for name in self.names
+            },
+            num_rows=rows,
+            where=lambda k: f"{self.file}, row {self.first + k + 1:,}",
+            progress=rows,
+        )
+
+
+def _constant(value: str, rows: int) -> pa.Array:
+    """A partition's value as a column: a number where it reads as one, as the engines that write partitions do."""
+    scalar: Any = int(value) if value.lstrip("-").isdigit() else value
+    return pa.repeat(pa.scalar(scalar), rows)
+
+
+def partition_values(file: Path) -> dict[str, str]:
+    """Return the key=value folders on the way to a file."""
+    pairs = (part.split("=", 1) for part in file.parent.parts if "=" in part)
+    return {key: unquote(value) for key, value in pairs}
+
+
+def open_parquet_file(file: Path) -> pq.ParquetFile:
+    """Open one file; raises UserError where it is not a whole Parquet file."""
+    if file.stat().st_size == 0:
+        raise UserError(f"{file} is empty")
+    try:
+        return pq.ParquetFile(file)
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"{file} is not a whole Parquet file: {_one_line(error)}") from error
+
+
+def _kind(kind: pa.DataType) -> str:
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    if pa.types.is_integer(kind):
+        return "an integer"
+    if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+        return "a decimal"
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        return "text"
+    return str(kind)
+
+
+def _one_line(error: BaseException) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
+
+
+def open_parquet(paths: Sequence[Path], options: ReadOptions) -> ParquetReader:
+    """Open Parquet files."""
+    files = find_files(paths, (".parquet", ".pq", ".parq"), "Parquet files")
+    opened = open_parquet_file(files[0])
+    names = [*opened.schema_arrow.names, *(k for k in partition_values(files[0]) if k not in opened.schema_arrow.names)]
+    opened.close()
+    return ParquetReader(files, choose_columns(names, options, str(files[0])))
+
+
+PARQUET = Source("parquet", "Parquet files, folders or globs, partitioned or not", open_parquet)

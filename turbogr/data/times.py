@@ -1,0 +1,260 @@
+"""Reading times: integers or decimals since 1970 in any unit, ISO text, dates, Arrow timestamps.
+
+A column has one form, settled on the first block: how it is written, its unit, and the resolution in which it is
+sorted (the store keeps whole seconds). Times before 1970 or after 2200 are refused, because they are nearly always
+a wrong unit.
+"""
+
+from __future__ import annotations
+
+import datetime
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from turbogr.data.vocabulary import Int64Array
+from turbogr.errors import UserError
+
+TICKS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+UNITS = ("auto", *TICKS)
+_END_OF_TIME = 7_258_118_400  # 2200-01-01
+
+
+@dataclass(frozen=True)
+class TimeForm:
+    """How a time column is written: `kind` integer, decimal, iso, format or timestamp; `resolution` of the result."""
+
+    kind: str
+    unit: str
+    resolution: str
+    guessed: bool = False
+    format: str | None = None
+
+    @property
+    def ticks_per_second(self) -> int:
+        return TICKS[self.resolution]
+
+
+@dataclass(frozen=True)
+class Times:
+    """Parsed `ticks` [n] and, per row, why it is not a time: reason 0 is good, see `REASONS`."""
+
+    ticks: Int64Array
+    reasons: NDArray[np.int8]
+
+
+REASONS = ("", "missing time", "unreadable time", "negative time", "time after the year 2200", "time of another unit")
+MISSING, UNREADABLE, NEGATIVE, FAR_FUTURE, OTHER_UNIT = range(1, 6)
+
+
+def settle_form(values: pa.Array, name: str, unit: str, format: str | None) -> TimeForm:
+    """Decide the form of the column `name` from its first values.
+
+    Raises:
+        UserError: the column's type cannot hold times.
+    """
+    kind = values.type
+    if format is not None:
+        return TimeForm("format", "s", "s", format=format)
+    if pa.types.is_timestamp(kind):
+        return TimeForm("timestamp", kind.unit, kind.unit)
+    if pa.types.is_date(kind):
+        return TimeForm("timestamp", "s", "s")
+    if pa.types.is_integer(kind):
+        return _number_form("integer", values, name, unit)
+    if pa.types.is_floating(kind):
+        return _number_form("decimal", values, name, unit)
+    if not _is_text(kind):
+        raise UserError(f"column {name!r} is of type {kind}, which is no time; use numbers, ISO text or timestamps")
+    texts = _drop_empty(_texts(values))
+    if _cast(texts, pa.int64()) is not None:
+        return _number_form("integer", _cast(texts, pa.int64()), name, unit)
+    if _cast(texts, pa.float64()) is not None:
+        return _number_form("decimal", _cast(texts, pa.float64()), name, unit)
+    numbers = pc.match_substring_regex(texts, r"^\s*[-+]?[0-9.]+([eE][-+]?[0-9]+)?\s*$")
+    if len(texts) and pc.mean(pc.cast(numbers, pa.float64())).as_py() > 0.5:
+        readable = texts.filter(pc.match_substring_regex(texts, r"^[0-9]{1,18}$"))
+        return _number_form("integer", readable.cast(pa.int64()), name, unit)
+    return TimeForm("iso", "us", "us")
+
+
+def _number_form(kind: str, values: pa.Array, name: str, unit: str) -> TimeForm:
+    guessed = unit == "auto"
+    if guessed:
+        unit = _guess_unit(values, name)
+    return TimeForm(kind, unit, unit if kind == "integer" else "us", guessed)
+
+
+def _guess_unit(values: pa.Array, name: str) -> str:
+    suffix = re.search(r"_(s|ms|us|ns)$", name.lower())
+    if suffix:
+        return suffix.group(1)
+    numbers = np.abs(pc.drop_null(values).to_numpy(zero_copy_only=False).astype(np.float64))
+    numbers = numbers[np.isfinite(numbers)]
+    middle = float(np.median(numbers)) if len(numbers) else 0.0
+    return next((unit for unit, ticks in TICKS.items() if middle < _END_OF_TIME * ticks), "s")
+
+
+def parse_times(values: pa.Array, form: TimeForm) -> Times:
+    """Read a block of times in the settled form; rows that are no times get a reason, never a repair."""
+    missing = values.is_null().to_numpy(zero_copy_only=False)
+    if form.kind == "timestamp":
+        ticks = _timestamp_ticks(values, form)
+        unreadable = np.zeros(len(values), bool)
+    elif form.kind in ("integer", "decimal"):
+        ticks, missing, unreadable = _number_ticks(values, form, missing)
+    else:
+        ticks, missing, unreadable = _text_ticks(values, form, missing)
+    reasons = np.zeros(len(values), np.int8)
+    reasons[ticks < 0] = NEGATIVE
+    reasons[ticks >= _END_OF_TIME * form.ticks_per_second] = FAR_FUTURE
+    if form.guessed and form.unit != "s":
+        smaller = _END_OF_TIME * form.ticks_per_second // 1000
+        reasons[(ticks >= 0) & (ticks < smaller)] = OTHER_UNIT
+    reasons[unreadable] = UNREADABLE
+    reasons[missing] = MISSING
+    return Times(ticks, reasons)
+
+
+def explain(reason: int, text: str, form: TimeForm, name: str) -> str:
+    """Say what is wrong with the time written as `text` in the column `name`, and what to do."""
+    if reason == MISSING:
+        return f"the time (column {name!r}) is missing"
+    if reason == UNREADABLE:
+        expected = {"iso": "a date or time like 2022-05-01 or 2022-05-01T12:30:00"}.get(form.kind, "a number")
+        if form.kind == "format":
+            expected = f"of the format {form.format!r}"
+        return f"the time {text!r} (column {name!r}) is not {expected}; --time-format names other ways of writing it"
+    if reason == NEGATIVE:
+        return f"the time {text!r} (column {name!r}) is negative"
+    if reason == FAR_FUTURE:
+        year = f"lies after the year 2200 if its unit is {form.unit!r}"
+        return f"the time {text!r} (column {name!r}) {year}; see --time-unit"
+    return (
+        f"the time {text!r} (column {name!r}) does not fit the unit {form.unit!r} that most times have; "
+        f"say --time-unit {form.unit} if it is right"
+    )
+
+
+def _timestamp_ticks(values: pa.Array, form: TimeForm) -> Int64Array:
+    if pa.types.is_date(values.type):
+        values = values.cast(pa.timestamp("s"))
+    values = values.cast(pa.timestamp(form.resolution, tz=values.type.tz), safe=False)
+    return pc.fill_null(values.view(pa.int64()), 0).to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+
+
+def _number_ticks(
+    values: pa.Array, form: TimeForm, missing: NDArray[np.bool_]
+) -> tuple[Int64Array, NDArray[np.bool_], NDArray[np.bool_]]:
+    unreadable = np.zeros(len(values), bool)
+    if _is_text(values.type):
+        values = _texts(values)
+        missing = missing | pc.fill_null(pc.equal(pc.utf8_trim_whitespace(values), ""), True).to_numpy(
+            zero_copy_only=False
+        )
+        target = pa.int64() if form.kind == "integer" else pa.float64()
+        numbers = _cast(values, target)
+        if numbers is None:
+            numbers, unreadable = cast_each(values, target)
+            if form.kind == "integer" and _some_decimals(values.filter(pa.array(unreadable))):
+                raise TimeFormChanged
+        values = numbers
+    if form.kind == "integer":
+        if pa.types.is_floating(values.type):
+            raise TimeFormChanged
+        if pa.types.is_uint64(values.type):
+            values = pc.min_element_wise(values, pa.scalar(2**63 - 1, pa.uint64())).cast(pa.int64())
+        return pc.fill_null(values.cast(pa.int64()), 0).to_numpy(zero_copy_only=False), missing, unreadable
+    decimals = pc.fill_null(values.cast(pa.float64(), safe=False), 0.0).to_numpy(zero_copy_only=False)
+    finite = np.isfinite(decimals)
+    scaled = np.where(finite, decimals, 0.0) * (10**6 / TICKS[form.unit])
+    ticks = np.rint(np.clip(scaled, -9e18, 9e18)).astype(np.int64)
+    return ticks, missing, unreadable | (~finite & ~missing)
+
+
+def _some_decimals(texts: pa.Array) -> bool:
+    return bool(pc.any(pc.match_substring_regex(texts, r"^\s*[-+]?[0-9]*\.[0-9]+\s*$")).as_py())
+
+
+class TimeFormChanged(Exception):
+    """A later block writes its times in another way than the first (decimals instead of integers)."""
+
+
+def _text_ticks(
+    values: pa.Array, form: TimeForm, missing: NDArray[np.bool_]
+) -> tuple[Int64Array, NDArray[np.bool_], NDArray[np.bool_]]:
+    texts = _texts(values)
+    missing = missing | pc.fill_null(pc.equal(pc.utf8_trim_whitespace(texts), ""), True).to_numpy(zero_copy_only=False)
+    if form.kind == "format":
+        parsed = pc.strptime(texts, format=form.format, unit="s", error_is_null=True)
+    else:
+        parsed = _cast(texts, pa.timestamp("us"))
+        if parsed is None:
+            parsed = _cast(texts, pa.timestamp("us", tz="UTC"))
+        if parsed is None:
+            moments = [_iso_microseconds(text) for text in texts.to_pylist()]
+            parsed = pa.array(moments, pa.int64())
+    parsed = parsed if pa.types.is_int64(parsed.type) else parsed.view(pa.int64())
+    unreadable = parsed.is_null().to_numpy(zero_copy_only=False) & ~missing
+    return pc.fill_null(parsed, 0).to_numpy(zero_copy_only=False), missing, unreadable
+
+
+def _iso_microseconds(text: str | None) -> int | None:
+    """Read one ISO 8601 text; UTC where it names no zone."""
+    if text is None:
+        return None
+    try:
+        moment = datetime.datetime.fromisoformat(text.strip().replace("Z", "+00:00"))
+    except ValueError:
+        return None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=datetime.timezone.utc)
+    return (moment - datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)) // datetime.timedelta(microseconds=1)
+
+
+def cast_each(texts: pa.Array, target: pa.DataType) -> tuple[pa.Array, NDArray[np.bool_]]:
+    """Cast row by row after the whole cast failed; return the values and which of them are unreadable (null)."""
+    read = int if pa.types.is_integer(target) else float
+    values: list[Any] = []
+    for text in texts.to_pylist():
+        try:
+            value = None if text is None or not _NUMBER.match(text) else read(text)
+        except ValueError:
+            value = None
+        if isinstance(value, int):
+            value = max(-(2**63), min(value, 2**63 - 1))  # a time that large is refused by its year
+        values.append(value)
+    array = pa.array(values, target)
+    return array, array.is_null().to_numpy(zero_copy_only=False)
+
+
+_NUMBER = re.compile(r"^\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*$|^\s*[-+]?(nan|inf|infinity)\s*$", re.IGNORECASE)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_string(kind)
+        or pa.types.is_large_string(kind)
+        or pa.types.is_string_view(kind)
+        or pa.types.is_dictionary(kind)
+    )
+
+
+def _texts(values: pa.Array) -> pa.Array:
+    return values.cast(pa.large_string())
+
+
+def _drop_empty(texts: pa.Array) -> pa.Array:
+    return texts.filter(pc.fill_null(pc.not_equal(pc.utf8_trim_whitespace(texts), ""), False))
+
+
+def _cast(values: pa.Array, target: pa.DataType) -> pa.Array | None:
+    try:
+        return values.cast(target)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        return None
