@@ -15,9 +15,11 @@ from turbogr.data.store import Store
 from turbogr.data.vocabulary import Int64Array
 from turbogr.errors import UserError
 
-Time = int | float | datetime.datetime | np.datetime64
+Time = int | float | str | datetime.datetime | np.datetime64
 History = Sequence[tuple[Any, Time | None]]
 Unknown = Literal["warn", "skip", "raise"]
+
+_END_OF_TIME = 7_258_118_400  # 2200-01-01
 
 
 @dataclass(frozen=True)
@@ -77,22 +79,36 @@ def read_histories(
 
 
 def seconds_of(time: Any, where: str) -> int:
-    """Return a time as whole seconds since 1970; datetimes without a zone are UTC.
+    """Return a time as whole seconds since 1970, from a number, a datetime or ISO text; UTC unless it says otherwise.
 
     Raises:
-        UserError: not a time, or a negative one; `where` names the place.
+        UserError: not a time, or one before 1970 or after 2200, which is nearly always another unit.
     """
-    seconds: float | int | None = None
+    read: float | None = None
+    if isinstance(time, str):
+        time = _parse(time)
     if isinstance(time, datetime.datetime):
-        moment = time if time.tzinfo is not None else time.replace(tzinfo=datetime.timezone.utc)
-        seconds = moment.timestamp()
+        read = (time if time.tzinfo is not None else time.replace(tzinfo=datetime.timezone.utc)).timestamp()
     elif isinstance(time, np.datetime64):
-        seconds = None if np.isnat(time) else int(time.astype("datetime64[s]").astype(np.int64))
+        read = None if np.isnat(time) else int(time.astype("datetime64[s]").astype(np.int64))
     elif isinstance(time, (int, float, np.integer, np.floating)) and not isinstance(time, bool):
-        seconds = int(time) if isinstance(time, (int, np.integer)) else float(time)
-    if seconds is None or not math.isfinite(seconds) or not 0 <= seconds < 2**62:
-        raise UserError(f"{where}: cannot read {time!r} as a time; give seconds since 1970 or a datetime")
-    return int(seconds)
+        read = time if isinstance(time, int) else float(time)
+    if read is None or not math.isfinite(read):
+        raise UserError(f"{where}: cannot read {time!r} as a time; give seconds since 1970, a datetime or ISO text")
+    if not 0 <= read < _END_OF_TIME:
+        raise UserError(f"{where}: {time!r} lies before 1970 or after 2200; give seconds, not another unit")
+    return int(read)
+
+
+def _parse(text: str) -> Any:
+    try:
+        return float(text) if text.strip().replace(".", "", 1).isdigit() else _from_iso(text)
+    except ValueError:
+        return text
+
+
+def _from_iso(text: str) -> datetime.datetime:
+    return datetime.datetime.fromisoformat(text.strip().replace("Z", "+00:00"))
 
 
 def _read_history(history: History, number: int, positions: bool) -> tuple[list[Any], list[int]]:

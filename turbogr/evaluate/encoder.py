@@ -43,16 +43,22 @@ def encode_histories(
     """
     lengths = np.minimum(ends - np.asarray(store.offsets)[users], max_len)
     vectors = []
-    for first in range(0, len(users), TILE):
-        tile = slice(first, first + TILE)
-        for piece in plan_batches(lengths[tile], batch_tokens=ENCODE_TOKENS, shuffle=False):
-            chosen = first + piece
-            times = None if request_times is None else request_times[chosen]
-            batch = history_batch(store, users[chosen], ends[chosen], max_len, request_times=times)
-            vectors.append(encoder.encode_last(batch))
-            if step is not None:
-                step(len(chosen))
+    for chosen in pieces(lengths):
+        times = None if request_times is None else request_times[chosen]
+        batch = history_batch(store, users[chosen], ends[chosen], max_len, request_times=times)
+        vectors.append(encoder.encode_last(batch))
+        if step is not None:
+            step(len(chosen))
     return torch.cat(vectors)
+
+
+def pieces(lengths: Int64Array) -> list[Int64Array]:
+    """Cut sequences 0..n - 1 with `lengths` [n] into tiles, and tiles of more than ENCODE_TOKENS tokens further."""
+    return [
+        first + piece
+        for first in range(0, len(lengths), TILE)
+        for piece in plan_batches(lengths[first : first + TILE], batch_tokens=ENCODE_TOKENS, shuffle=False)
+    ]
 
 
 def batches_of(num_users: int, batch_size: int) -> list[slice]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from turbogr.data.batching import concatenated_ranges
+from turbogr.data.ranges import concatenated_ranges
 from turbogr.data.split import Split
 from turbogr.data.store import Store
 from turbogr.data.vocabulary import Int64Array

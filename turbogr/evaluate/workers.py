@@ -10,7 +10,7 @@ from __future__ import annotations
 import concurrent.futures
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
@@ -34,7 +34,7 @@ def run_jobs(
     num_workers: int | None = None,
     progress: Callable[[int], None] | None = None,
     should_stop: Callable[[], bool] | None = None,
-) -> Iterator[Result]:
+) -> Generator[Result, None, None]:
     """Yield work(job, step) of every job in the order of `jobs`, which is read only a little ahead.
 
     `num_workers` is PyTorch's number of threads unless given. `progress` (with the number of users since its last call)

@@ -1,0 +1,139 @@
+"""`turbogr evaluate`: measure a trained run on its held-out items, beside the baselines."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tqdm import tqdm
+
+from turbogr.errors import UserError
+from turbogr.files import replace_text
+
+if TYPE_CHECKING:
+    from turbogr.recommend import TrainedRun
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add `evaluate` to the command line."""
+    parser = subparsers.add_parser(
+        "evaluate",
+        help="measure a trained run on its held-out items",
+        description="Rank every user's held-out item against the whole catalogue and compare with the baselines. "
+        "Writes RUN/evaluation.json and RUN/samples.json. The numbers do not depend on the batch size.",
+    )
+    parser.add_argument("folder", metavar="RUN", type=Path, help="run folder, as written by `turbogr train`")
+    parser.add_argument("--data", metavar="DIR", type=Path, help="the store of the run, if it was moved")
+    parser.add_argument("--which", choices=["best", "last"], default="best", help="checkpoint (default: %(default)s)")
+    parser.add_argument(
+        "--part", choices=["test", "valid"], default="test", help="held-out part (default: %(default)s)"
+    )
+    parser.add_argument("--batch-size", metavar="N", type=int, help="users that share one pass over the catalogue")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write the result of evaluation.json there too")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command; return its exit status."""
+    from turbogr.evaluate.evaluator import baseline_metrics, evaluate, write_evaluation
+    from turbogr.evaluate.heldout import HeldOut
+    from turbogr.evaluate.samples import sample_users, write_samples
+    from turbogr.recommend import open_run
+
+    if args.batch_size is not None and args.batch_size < 1:
+        raise UserError(f"--batch-size is {args.batch_size}; give at least 1")
+    opened = open_run(args.folder, data=args.data, which=args.which)
+    settings = opened.config.evaluate
+    num_users = len(HeldOut.of(opened.store, opened.split, args.part))
+    with tqdm(total=num_users, desc="evaluating", unit="user", delay=2, leave=False, disable=None) as bar:
+        result = evaluate(
+            opened.encoder,
+            opened.store,
+            opened.split,
+            args.part,
+            max_len=opened.max_len,
+            ks=settings.ks,
+            filter_seen=settings.filter_seen,
+            batch_size=args.batch_size,
+            progress=bar.update,
+        )
+    baselines = baseline_metrics(
+        opened.store, opened.split, args.part, ks=settings.ks, filter_seen=settings.filter_seen
+    )
+    measured = {"model": result.metrics, **baselines}
+    protocol = f"{result.protocol}; {_checkpoint(opened, args.part)}"
+    target = args.folder / "evaluation.json"
+    write_evaluation(
+        target,
+        {**_other_parts(target, opened.info["step"]), args.part: measured},
+        num_users=result.num_users,
+        protocol=protocol,
+        step=opened.info["step"],
+        epoch=opened.info["epoch"],
+        selected_on=_selected_on(opened),
+        skipped=result.skipped,
+    )
+    if args.json is not None:
+        replace_text(args.json, target.read_text(encoding="utf-8"))
+    samples = sample_users(
+        opened.encoder,
+        opened.store,
+        opened.split,
+        args.part,
+        max_len=opened.max_len,
+        filter_seen=settings.filter_seen,
+    )
+    write_samples(args.folder / "samples.json", samples)
+
+    print(_table(opened.config.model.name, measured))
+    print(f"\n{result.num_users:,} users. {protocol}.")
+    for reason, number in result.skipped.items():
+        print(f"{number:,} users are not part of it: {reason}.")
+    print(f"Written to {target}", file=sys.stderr)
+    return 0
+
+
+def _table(model: str, measured: dict[str, dict[str, float]]) -> str:
+    """Return the metrics as lines of text, one column per system."""
+    names = {"model": model}
+    heads = [names.get(system, system) for system in measured]
+    lines = [" " * 8 + "".join(f"{head:>12}" for head in heads)]
+    for metric in measured["model"]:
+        lines.append(f"{metric:<8}" + "".join(f"{values[metric]:>12.4f}" for values in measured.values()))
+    return "\n".join(lines)
+
+
+def _selecting_part(opened: TrainedRun) -> str:
+    return opened.config.evaluate.part or ("valid" if (opened.split.valid >= 0).any() else "test")
+
+
+def _selected_on(opened: TrainedRun) -> str | None:
+    """Return the part and metric that chose the checkpoint, None where nothing chose it."""
+    if opened.info["which"] != "best":
+        return None
+    return f"{_selecting_part(opened)} {opened.config.evaluate.metric}"
+
+
+def _checkpoint(opened: TrainedRun, part: str) -> str:
+    """Say which checkpoint was measured and how it was chosen."""
+    epoch = opened.info["epoch"]
+    at = f"checkpoint of step {opened.info['step']:,}" + ("" if epoch is None else f" (epoch {epoch:g})")
+    if opened.info["which"] != "best":
+        return f"{at}, the last one"
+    metric = opened.config.evaluate.metric
+    if _selecting_part(opened) == part:
+        return f"{at}, chosen by its {metric} on these same held-out items"
+    chosen = {"valid": "validation", "test": "test"}[_selecting_part(opened)]
+    return f"{at}, chosen by its {metric} on the {chosen} items"
+
+
+def _other_parts(path: Path, step: int) -> dict[str, Any]:
+    """Return the parts of an earlier evaluation of the same checkpoint, to be kept beside the new one."""
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        return dict(record["parts"]) if record["step"] == step else {}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}  # no earlier evaluation, or one that is damaged and replaced now

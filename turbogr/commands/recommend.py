@@ -1,0 +1,217 @@
+"""`turbogr recommend`: write the best items of many users to a file."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import sys
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet
+from tqdm import tqdm
+
+from turbogr.errors import UserError, nearest
+from turbogr.files import replacing
+
+if TYPE_CHECKING:
+    from turbogr.recommend import Recommendations
+
+FORMATS = (".parquet", ".csv", ".jsonl")
+_USER_COLUMNS = ("user_id", "user", "userid", "uid")
+_ROW_GROUP = 1 << 17
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add `recommend` to the command line."""
+    parser = subparsers.add_parser(
+        "recommend",
+        help="write recommendations of a trained run",
+        description="Write the best items of every user of the run's store, or of the users in a file. Columns: "
+        "user_id, item_id, rank (from 1), score.",
+    )
+    parser.add_argument("folder", metavar="RUN", type=Path, help="run folder, as written by `turbogr train`")
+    parser.add_argument("--out", metavar="FILE", type=Path, required=True, help="a .parquet, .csv or .jsonl file")
+    parser.add_argument("--k", metavar="N", type=int, default=10, help="items per user (default: %(default)s)")
+    parser.add_argument(
+        "--users",
+        metavar="FILE",
+        type=Path,
+        help="only these: one id per line, or a .csv or .parquet with a user column",
+    )
+    parser.add_argument("--user-column", metavar="NAME", help="the user column of the file of users")
+    parser.add_argument("--skip-unknown", action="store_true", help="leave out users that the store does not have")
+    parser.add_argument("--include-seen", action="store_true", help="also recommend items that the user has had before")
+    parser.add_argument("--at", metavar="TIME", help="time of the request, e.g. 2024-05-01T12:00 (default: last event)")
+    parser.add_argument("--data", metavar="DIR", type=Path, help="the store of the run, if it was moved")
+    parser.add_argument("--which", choices=["best", "last"], default="best", help="checkpoint (default: %(default)s)")
+    parser.add_argument("--batch-size", metavar="N", type=int, help="users that share one pass over the catalogue")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command; return its exit status."""
+    if args.out.suffix not in FORMATS:
+        raise UserError(
+            f"--out {args.out} has the ending '{args.out.suffix}'; choose from {', '.join(FORMATS)}."
+            f"{nearest(args.out.suffix, FORMATS)}"
+        )
+    for name in ("k", "batch_size"):
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            raise UserError(f"--{name.replace('_', '-')} is {value}; give at least 1")
+    users = None if args.users is None else read_users(args.users, args.user_column)
+
+    from turbogr.recommend import load
+
+    recommender = load(args.folder, data=args.data, which=args.which)
+    with tqdm(desc="recommending", unit="user", delay=2, leave=False, disable=None) as bar:
+        bar.total = recommender.store.num_users if users is None else len(users)
+        lists = recommender.recommend_users(
+            users,
+            args.k,
+            filter_seen=not args.include_seen,
+            at=args.at,
+            unknown="warn" if args.skip_unknown else "raise",
+            batch_size=args.batch_size,
+            progress=bar.update,
+        )
+        text_ids = (recommender.store.user_ids.is_text, recommender.store.item_ids.is_text)
+        num_rows = write_recommendations(args.out, lists, *text_ids)
+    print(f"{num_rows:,} recommendations written to {args.out}", file=sys.stderr)
+    return 0
+
+
+def read_users(path: Path, column: str | None = None) -> list[Any]:
+    """Return the raw user ids of a file, each once, in the order of the file.
+
+    A .parquet, .csv or .tsv file has a user column (`column`, or the one whose name says so, or the only one); any
+    other file has one id per line.
+
+    Raises:
+        UserError: no such column, a row without an id, no id at all, or a file that cannot be read as what it claims.
+        OSError: the file cannot be opened.
+    """
+    try:
+        if path.suffix == ".parquet":
+            ids = _parquet_ids(path, column)
+        elif path.suffix in (".csv", ".tsv"):
+            ids = _delimited_ids(path, column)
+        elif column is not None:
+            raise UserError(f"--user-column is for .csv, .tsv and .parquet files; {path} has one id per line")
+        else:
+            ids = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
+    except (pa.ArrowInvalid, csv.Error, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read the users of {path}: {str(error).splitlines()[0]}") from error
+    missing = next((place for place, raw in enumerate(ids) if raw is None or raw == ""), None)
+    if missing is not None:
+        raise UserError(f"{path}: row {missing + 1} has no user id; remove it")
+    if not ids:
+        raise UserError(f"{path} has no user in it; leave --users out to take all users")
+    distinct = list(dict.fromkeys(ids))
+    if len(distinct) < len(ids):
+        print(f"{len(ids) - len(distinct):,} users stand in {path} more than once; each is taken once", file=sys.stderr)
+    return distinct
+
+
+def _parquet_ids(path: Path, column: str | None) -> list[Any]:
+    names = pa.parquet.read_schema(path).names
+    table = pa.parquet.read_table(path, columns=[_user_column(path, names, column)])
+    ids: list[Any] = table.column(0).to_pylist()
+    return ids
+
+
+def _delimited_ids(path: Path, column: str | None) -> list[Any]:
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        rows = csv.reader(file, delimiter="\t" if path.suffix == ".tsv" else ",")
+        names = next(rows, [])
+        if not names:
+            return []
+        place = names.index(_user_column(path, names, column))
+        return [row[place].strip() if place < len(row) else None for row in rows if row]
+
+
+def _user_column(path: Path, names: list[str], asked: str | None) -> str:
+    if asked is not None:
+        if asked not in names:
+            raise UserError(f"{path} has no column '{asked}'.{nearest(asked, names)} Columns: {', '.join(names)}")
+        return asked
+    known = [name for name in names if name.lower() in _USER_COLUMNS]
+    if known or len(names) == 1:
+        return known[0] if known else names[0]
+    raise UserError(f"which column of {path} has the users? Say it with --user-column. Columns: {', '.join(names)}")
+
+
+def write_recommendations(
+    path: Path, lists: Generator[Recommendations, None, None], text_users: bool, text_items: bool
+) -> int:
+    """Write lists to a .parquet, .csv or .jsonl file as they come and return the number of rows.
+
+    The file appears when it is complete; until then, and after a failure, an older file of that name stays.
+    """
+    schema = pa.schema(
+        {
+            "user_id": pa.string() if text_users else pa.int64(),
+            "item_id": pa.string() if text_items else pa.int64(),
+            "rank": pa.int32(),
+            "score": pa.float32(),
+        }
+    )
+    num_rows = 0
+    with closing(lists), replacing(path) as aside, _WRITERS[path.suffix](aside, schema) as write:
+        for some in lists:
+            columns = [some.user_ids, some.item_ids, some.ranks, some.scores]
+            arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
+            write(pa.record_batch(arrays, schema=schema))
+            num_rows += len(some.ranks)
+    return num_rows
+
+
+Write = Callable[[pa.RecordBatch], None]
+
+
+@contextmanager
+def _parquet(path: Path, schema: pa.Schema) -> Iterator[Write]:
+    """Gather rows into groups of a size that readers like."""
+    waiting: list[pa.RecordBatch] = []
+    with pa.parquet.ParquetWriter(path, schema) as writer:
+
+        def write(batch: pa.RecordBatch) -> None:
+            waiting.append(batch)
+            if sum(len(part) for part in waiting) >= _ROW_GROUP:
+                writer.write_table(pa.Table.from_batches(waiting))
+                waiting.clear()
+
+        yield write
+        if waiting:
+            writer.write_table(pa.Table.from_batches(waiting))
+
+
+@contextmanager
+def _csv(path: Path, schema: pa.Schema) -> Iterator[Write]:
+    with pa.csv.CSVWriter(path, schema, write_options=pa.csv.WriteOptions(quoting_style="needed")) as writer:
+        yield writer.write_batch
+
+
+@contextmanager
+def _jsonl(path: Path, schema: pa.Schema) -> Iterator[Write]:
+    with path.open("w", encoding="utf-8", newline="\n") as file:
+
+        def write(batch: pa.RecordBatch) -> None:
+            scores = batch.column("score").to_numpy().astype(str).tolist()  # the shortest digits that name the number
+            rows = batch.to_pylist()
+            lines = [
+                json.dumps({**row, "score": float(score)}, ensure_ascii=False)
+                for row, score in zip(rows, scores, strict=True)
+            ]
+            file.write("".join(f"{line}\n" for line in lines))
+
+        yield write
+
+
+_WRITERS = {".parquet": _parquet, ".csv": _csv, ".jsonl": _jsonl}

@@ -1,0 +1,296 @@
+"""A trained run -> recommendations, for the users it was trained on and for anyone with a history.
+
+    recommender = turbogr.load("runs/mine")
+    recommender.recommend([[("tt0111161", 1700000000), ("tt0068646", 1700000900)]], k=10)
+
+Scores are cosines between the user's and the items' vectors. A history without a single known item gets the most
+popular items of the training events instead, with their share of these events as the score, and a warning says so.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from turbogr.config import Config
+from turbogr.data.batching import batch_from_histories
+from turbogr.data.histories import History, Time, Unknown, read_histories, seconds_of
+from turbogr.data.ranges import concatenated_ranges
+from turbogr.data.split import Split
+from turbogr.data.store import Store
+from turbogr.data.vocabulary import Int64Array
+from turbogr.errors import UserError
+from turbogr.evaluate.encoder import Encoder, batches_of, encode_histories, num_workers_of, pieces
+from turbogr.evaluate.ranking import TILE, held_queries, top_k
+from turbogr.evaluate.workers import Step, run_jobs
+from turbogr.jagged import Jagged
+from turbogr.models.encoder import TableEncoder
+from turbogr.train.checkpoint import load_for_inference, read_run_record
+
+Which = Literal["best", "last"]
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """A run opened for use: its model as an encoder, the store it was trained on, and which checkpoint it is.
+
+    `info` has `step`, `epoch` and `which` of the checkpoint, and the content of run.json as `run`.
+    """
+
+    path: Path
+    encoder: Encoder
+    store: Store
+    split: Split
+    config: Config
+    info: dict[str, Any]
+
+    @property
+    def max_len(self) -> int:
+        assert self.config.model.max_len is not None, "a run's config is resolved"
+        return self.config.model.max_len
+
+
+def open_run(run: str | Path, *, data: str | Path | None = None, which: Which = "best") -> TrainedRun:
+    """Open the best or last checkpoint of a run with the store it was trained on.
+
+    `data` says where the store is now if it was moved.
+
+    Raises:
+        UserError: not a run, no checkpoint, no store, or a store with other data than the run was trained on.
+    """
+    path = Path(run)
+    record = read_run_record(path)["data"]
+    folder = Path(record["path"] if data is None else data)
+    if data is None and not folder.exists():
+        raise UserError(f"{path} was trained on {folder}, which is not there any more; say where it is with --data DIR")
+    store = Store.open(folder)
+    if store.manifest.content_hash != record["content_hash"]:
+        raise UserError(
+            f"{folder} does not hold the data that {path} was trained on (content {store.manifest.content_hash[:12]}, "
+            f"not {record['content_hash'][:12]}); give the original store with --data DIR, or train again"
+        )
+    model, table, config, info = load_for_inference(path, which)
+    return TrainedRun(path, TableEncoder(model, table), store, Split.of(store, config.data.split), config, info)
+
+
+def load(run: str | Path, *, data: str | Path | None = None, which: Which = "best") -> Recommender:
+    """Load a trained run to recommend from; see `open_run` for the arguments and what it raises."""
+    opened = open_run(run, data=data, which=which)
+    return Recommender(opened.encoder, opened.store, opened.split, max_len=opened.max_len)
+
+
+@dataclass(frozen=True)
+class Recommendations:
+    """Some users' lists, one entry per recommended item, users together and best item first; ranks start at 1."""
+
+    user_ids: NDArray[Any]
+    item_ids: NDArray[Any]
+    ranks: Int64Array
+    scores: NDArray[np.float32]
+
+
+class Recommender:
+    """Recommends from the whole catalogue, exactly; items with equal scores come in the order of their rows."""
+
+    def __init__(self, encoder: Encoder, store: Store, split: Split, *, max_len: int) -> None:
+        assert encoder.num_items == store.num_items, f"{encoder.num_items} vectors for {store.num_items} items"
+        self.encoder, self.store, self.split, self.max_len = encoder, store, split, max_len
+
+    def recommend(
+        self,
+        histories: Iterable[History],
+        k: int = 10,
+        *,
+        filter_seen: bool = True,
+        at: Time | Sequence[Time] | None = None,
+        unknown: Unknown = "warn",
+    ) -> list[list[tuple[Any, float]]]:
+        """Return the k best (raw item, score) for each history, best first, fewer if the catalogue has no more.
+
+        A history is a sequence of (raw item, time) in any order; its user need not have been in training. Times are
+        seconds since 1970 or datetimes (UTC unless they say otherwise). The model reads the last `max_len` events; with
+        `filter_seen`, none of the history's items is recommended. `at` is the time of the request, one for all or one
+        per history; by default that of the history's last event. Items that the model does not know are left out:
+        `unknown` says whether with a warning, silently, or not at all.
+
+        Raises:
+            UserError: a history or a time that cannot be read, a request before the history's last event, a k below 1,
+                or an unknown item with unknown="raise".
+        """
+        _check_k(k)
+        read = read_histories(histories, at, self.store, unknown)
+        lists: list[list[tuple[Any, float]]] = [[] for _ in read.items]
+        empty = [place for place, items in enumerate(read.items) if not len(items)]
+        if empty:
+            warnings.warn(
+                f"{len(empty)} of {len(read.items)} histories have no item that the model knows (the first is number "
+                f"{empty[0]}); they get the most popular items",
+                stacklevel=2,
+            )
+            for place in empty:
+                lists[place] = self._decode(*self._most_popular(k))
+        known = [place for place, items in enumerate(read.items) if len(items)]
+
+        def work(chosen: slice, step: Step) -> tuple[Tensor, Tensor]:
+            items, times = ([column[place] for place in known[chosen]] for column in (read.items, read.times))
+            queries = self._encode(items, times, read.request_times[known[chosen]], step)
+            seen = Jagged.from_rows([torch.from_numpy(row) for row in items]).to(queries.device)
+            return top_k(queries, self.encoder, k, seen if filter_seen else None)
+
+        jobs = batches_of(len(known), TILE)
+        for chosen, (scores, rows) in zip(jobs, run_jobs(work, jobs, num_workers=self._workers(jobs)), strict=True):
+            for place, score, row in zip(known[chosen], scores.cpu().numpy(), rows.cpu().numpy(), strict=True):
+                lists[place] = self._decode(score, row)
+        return lists
+
+    def recommend_users(
+        self,
+        user_ids: Sequence[Any] | NDArray[Any] | None = None,
+        k: int = 10,
+        *,
+        filter_seen: bool = True,
+        at: Time | None = None,
+        unknown: Unknown = "raise",
+        batch_size: int | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> Generator[Recommendations, None, None]:
+        """Yield the k best items for users of the store, some users at a time: all users, or those of `user_ids`.
+
+        A user's whole history counts, held-out events included. Arguments as in `recommend` and `evaluate`; memory does
+        not grow with the number of users.
+
+        Raises:
+            UserError: a user that the store does not have (unless `unknown` says otherwise), a k below 1, or an `at`
+                before a user's last event.
+        """
+        _check_k(k)
+        users = np.arange(self.store.num_users) if user_ids is None else self._known_users(user_ids, unknown)
+        request_time = None if at is None else seconds_of(at, "at")
+        batch_size = batch_size or held_queries(self.store.num_items)
+        jobs = batches_of(len(users), batch_size)
+
+        def work(chosen: slice, step: Step) -> Recommendations:
+            return self._recommend_rows(users[chosen], k, filter_seen, request_time, step)
+
+        return run_jobs(work, jobs, num_workers=self._workers(jobs), progress=progress)
+
+    def similar_items(self, item: Any, k: int = 10) -> list[tuple[Any, float]]:
+        """Return the k items whose vectors lie closest to that of a raw `item`, with their cosines, without itself.
+
+        Raises:
+            UserError: an unknown item, or a k below 1.
+        """
+        row = int(self.store.item_ids.encode([item])[0])
+        if row < 0:
+            raise UserError(f"the model does not know the item {item!r}; it has {self.store.num_items:,} others")
+        vector = self.encoder.item_rows(row, row + 1)
+        itself = Jagged(torch.tensor([row]), torch.tensor([0, 1])).to(vector.device)
+        scores, rows = top_k(vector, self.encoder, k, itself)
+        return self._decode(scores[0].cpu().numpy(), rows[0].cpu().numpy())
+
+    def __repr__(self) -> str:
+        return f"Recommender({self.store.num_items:,} items, {self.store.num_users:,} users, max_len {self.max_len})"
+
+    def _encode(
+        self, items: list[Int64Array], times: list[Int64Array], request_times: Int64Array, step: Step
+    ) -> Tensor:
+        items, times = ([row[-self.max_len :] for row in column] for column in (items, times))
+        vectors = []
+        for chosen in pieces(np.array([len(row) for row in items])):
+            batch = batch_from_histories(
+                [items[place].tolist() for place in chosen],
+                [times[place].tolist() for place in chosen],
+                request_times[chosen].tolist(),
+            )
+            vectors.append(self.encoder.encode_last(batch))
+            step(len(chosen))
+        return torch.cat(vectors)
+
+    def _recommend_rows(
+        self, users: Int64Array, k: int, filter_seen: bool, at: int | None, step: Step
+    ) -> Recommendations:
+        starts, ends = np.asarray(self.store.offsets)[users], np.asarray(self.store.offsets)[users + 1]
+        some = np.flatnonzero(ends > starts)
+        scores, rows = np.empty((len(users), k), np.float32), np.empty((len(users), k), np.int64)
+        if len(some) < len(users):
+            scores[:], rows[:] = self._most_popular(k)
+        if len(some):
+            starts, ends = starts[some], ends[some]
+            last_times = np.asarray(self.store.times[ends - 1])
+            times = last_times + self._to_next if at is None else np.full(len(some), at)
+            if (times < last_times).any():
+                late = self.store.user_ids.decode(users[some[times < last_times]][:1])[0]
+                raise UserError(
+                    f"at is {at}, before the last event of user {late!r}; leave it out or give a later time"
+                )
+            queries = encode_histories(
+                self.encoder, self.store, users[some], ends, self.max_len, request_times=times, step=step
+            )
+            seen = None
+            if filter_seen:
+                items = self.store.items[concatenated_ranges(starts, ends - starts)].astype(np.int64)
+                seen = Jagged.from_lengths(torch.from_numpy(items), torch.from_numpy(ends - starts)).to(queries.device)
+            found, found_rows = top_k(queries, self.encoder, k, seen)
+            scores[some], rows[some] = found.cpu().numpy(), found_rows.cpu().numpy()
+        kept = rows >= 0
+        place, column = np.nonzero(kept)
+        return Recommendations(
+            self.store.user_ids.decode(users[place]), self.store.item_ids.decode(rows[kept]), column + 1, scores[kept]
+        )
+
+    def _known_users(self, user_ids: Sequence[Any] | NDArray[Any], unknown: Unknown) -> Int64Array:
+        rows = self.store.user_ids.encode(user_ids)
+        missing = np.flatnonzero(rows < 0)
+        if len(missing) and unknown != "skip":
+            shown = ", ".join(repr(_plain(user_ids[int(place)])) for place in missing[:3])
+            sentence = f"{len(missing):,} of {len(rows):,} users are not in {self.store.path}: {shown}"
+            sentence += ", ..." if len(missing) > 3 else ""
+            if unknown == "raise":
+                raise UserError(f"{sentence}; give their histories to recommend(), or skip them")
+            warnings.warn(f"{sentence}; they are left out", stacklevel=3)
+        return rows[rows >= 0]
+
+    @property
+    def _to_next(self) -> int:
+        """How far after the last event a request lies by default: positions count on, real times do not."""
+        return 1 if self.store.manifest.times == "positions" else 0
+
+    def _most_popular(self, k: int) -> tuple[NDArray[np.float32], Int64Array]:
+        """Return the scores and rows of the k most popular items, padded as by `top_k`."""
+        shares, order = self._popularity
+        scores = np.full(k, -np.inf, np.float32)
+        rows = np.full(k, -1, np.int64)
+        num = min(k, len(order))
+        scores[:num], rows[:num] = shares[:num], order[:num]
+        return scores, rows
+
+    @functools.cached_property
+    def _popularity(self) -> tuple[NDArray[np.float32], Int64Array]:
+        counts = self.store.item_counts(self.split.train_end)
+        order = np.argsort(-counts, kind="stable")
+        return (counts[order] / max(1, counts.sum())).astype(np.float32), order
+
+    def _workers(self, jobs: Sequence[slice]) -> int:
+        return max(1, min(num_workers_of(self.encoder), len(jobs)))
+
+    def _decode(self, scores: NDArray[np.float32], rows: Int64Array) -> list[tuple[Any, float]]:
+        kept = rows >= 0
+        return list(zip(self.store.item_ids.decode(rows[kept]).tolist(), scores[kept].tolist(), strict=True))
+
+
+def _check_k(k: int) -> None:
+    if k < 1:
+        raise UserError(f"k is {k}; ask for at least 1 item")
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value
