@@ -3,11 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import signal
-import sys
-import threading
-import warnings
-from types import FrameType
 from typing import Any
 
 from turbogr.data.prepare import DUPLICATES, prepare
@@ -15,6 +10,7 @@ from turbogr.data.sources import SOURCES, find_source
 from turbogr.data.split import Split
 from turbogr.data.store import Store
 from turbogr.data.times import UNITS
+from turbogr.errors import UserError
 
 
 def add_parser(subparsers: Any) -> None:
@@ -87,50 +83,33 @@ def run(args: argparse.Namespace) -> int:
     known = find_source(args.source).extra
     extra = {name: getattr(args, name) for name in _SYNTHETIC if getattr(args, name) is not None}
     if unknown := [name for name in extra if name not in known]:
-        from turbogr.errors import UserError
-
         raise UserError(f"--{unknown[0].replace('_', '-')} is not an option of the source {args.source!r}")
-    _stop_on_sigterm()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        store = prepare(
-            args.source,
-            args.paths,
-            args.out,
-            user_column=args.user_column,
-            item_column=args.item_column,
-            time_column=args.time_column,
-            keep_columns=args.keep_columns,
-            time_unit=args.time_unit,
-            time_format=args.time_format,
-            delimiter=args.delimiter,
-            text_ids=args.text_ids,
-            drop_bad_rows=args.drop_bad_rows,
-            split=args.split,
-            min_user_events=args.min_user_events,
-            min_item_events=args.min_item_events,
-            duplicates=args.duplicates,
-            overwrite=args.overwrite,
-            threads=args.threads,
-            progress=True,
-            **extra,
-        )
-    for warning in caught:
-        print(f"warning: {warning.message}", file=sys.stderr)
+    store = prepare(
+        args.source,
+        args.paths,
+        args.out,
+        user_column=args.user_column,
+        item_column=args.item_column,
+        time_column=args.time_column,
+        keep_columns=args.keep_columns,
+        time_unit=args.time_unit,
+        time_format=args.time_format,
+        delimiter=args.delimiter,
+        text_ids=args.text_ids,
+        drop_bad_rows=args.drop_bad_rows,
+        split=args.split,
+        min_user_events=args.min_user_events,
+        min_item_events=args.min_item_events,
+        duplicates=args.duplicates,
+        overwrite=args.overwrite,
+        threads=args.threads,
+        progress=True,
+        **extra,
+    )
     print(account_table(store))
     print(f"\n{store.num_users:,} users, {store.num_items:,} items, {store.num_events:,} events -> {store.path}")
     print(Split.of(store).describe())
     return 0
-
-
-def _stop_on_sigterm() -> None:
-    """Let SIGTERM unwind the stack like Ctrl-C does, so that nothing half-written stays."""
-
-    def stop(signum: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + signum)
-
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, stop)
 
 
 def account_table(store: Store) -> str:

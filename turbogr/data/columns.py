@@ -69,9 +69,16 @@ def _choose(role: str, named: str | None, names: Sequence[str], place: str) -> s
         if found:
             return found[0]
     remedy = ", or --time-column none if the rows are in time order" if role == "time" else ""
+    hint = _nearest_to_usual(role, names)
     raise UserError(
-        f"{place}: no column looks like the {role} among {_listed(names)}; name it with --{role}-column{remedy}"
+        f"{place}: no column looks like the {role} among {_listed(names)}; name it with --{role}-column{remedy}.{hint}"
     )
+
+
+def _nearest_to_usual(role: str, names: Sequence[str]) -> str:
+    usual = [name for tier in _USUAL[role] for name in tier.split()]
+    close = [name for name in names if nearest(_plain(name), usual)]
+    return f" Did you mean --{role}-column {close[0]}?" if close else ""
 
 
 def _check_exists(name: str, names: Sequence[str], place: str, option: str | None) -> None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +101,10 @@ def prepare(
         raise UserError(f"split {rule!r} needs times, but the log has only an order; use leave-one-out")
     with StoreWriter(out, overwrite=overwrite) as writer:
         work = Preparation(writer, reader, options, filters, rule, threads or default_threads(), Progress(progress))
-        return work.run(kind.name)
+        store = work.run(kind.name)
+    for sentence in work.warnings:
+        warnings.warn(sentence, DataWarning, stacklevel=2)
+    return store
 
 
 @dataclass(frozen=True)
@@ -145,6 +148,7 @@ class Preparation:
     rule: str
     threads: int
     progress: Progress
+    warnings: list[str] = field(default_factory=list)
 
     def run(self, source: str) -> Store:
         log = scan(self.reader, self.options, {}, self.writer.scratch, self.threads, self.progress)
@@ -160,7 +164,7 @@ class Preparation:
         users.write(self.writer, "user_ids")
         items.write(self.writer, "item_ids")
         for role, ids in (("user", users), ("item", items)):
-            _warn_of_look_alikes(role, ids.vocabulary)
+            self.warnings += _look_alikes(role, ids.vocabulary)
         form = log.time_form
         store = self.writer.commit(
             Manifest(
@@ -188,7 +192,7 @@ class Preparation:
                 },
             )
         )
-        _check_split(store)
+        self.warnings += _doubts_about_split(store)
         return store
 
     def _sort(self, log: Scan, users: IdRows, items: IdRows) -> SortedLog:
@@ -384,22 +388,22 @@ def _refuse_too_small(num_users: int, num_items: int, log: Scan) -> None:
             )
 
 
-def _warn_of_look_alikes(role: str, ids: Vocabulary) -> None:
+def _look_alikes(role: str, ids: Vocabulary) -> list[str]:
     """Warn where ids differ only in case or in spaces at their ends; they stay different."""
     if not ids.is_text:
-        return
+        return []
     plain = pc.utf8_lower(pc.utf8_trim_whitespace(ids.ids))
     again = len(plain) - pc.count_distinct(plain).as_py()
-    if again:
-        warnings.warn(
-            f"{again:,} {role} ids differ from another only in case or spaces; they are kept apart", DataWarning, 3
-        )
+    if not again:
+        return []
+    return [f"{again:,} {role} ids differ from another one only in case or in spaces at the ends; they are kept apart"]
 
 
-def _check_split(store: Store) -> None:
+def _doubts_about_split(store: Store) -> list[str]:
     """Warn where the split leaves nothing to learn or to measure."""
     split = Split.of(store)
     if not (split.train_end - store.offsets[:-1] >= 2).any():
-        warnings.warn(f"{split.describe()}; no user has two events left to train on", DataWarning, 3)
-    elif not (split.test >= 0).any():
-        warnings.warn(f"{split.describe()}; no event is held out", DataWarning, 3)
+        return [f"{split.describe()}; no user has two events left to train on"]
+    if not (split.test >= 0).any():
+        return [f"{split.describe()}; no event is held out"]
+    return []

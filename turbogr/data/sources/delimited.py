@@ -51,6 +51,7 @@ class DelimitedReader:
         self.size = sum(file.stat().st_size for file in self.files)
 
     def blocks(self) -> Iterator[Callable[[], Block]]:
+        empty = True
         for file in self.files:
             names: Sequence[str] | None = None
             for lines in read_lines(file, self.layout):
@@ -59,7 +60,10 @@ class DelimitedReader:
                     names = [self.rename(name) for name in names]
                     check_columns(self.columns, names, str(file))
                 if lines.data:
+                    empty = False
                     yield partial(self._parse, file, lines, names)
+        if empty:
+            raise UserError(f"{self.files[0]} holds no rows")
 
     def _parse(self, file: Path, lines: Lines, names: Sequence[str]) -> Block:
         wanted = {name: f"c{names.index(name)}" for name in self.columns.names}
@@ -161,7 +165,7 @@ def _without_bom(piece: bytes, file: Path) -> bytes:
 def _last_record_end(data: bytes, layout: Layout) -> int:
     """Return where the last whole record ends, 0 if there is none; a quote may keep a record open over lines."""
     end = data.rfind(b"\n") + 1
-    if not layout.quoted or data.count(b'"') % 2 == 0:
+    if not layout.quoted or data.count(b'"', 0, end) % 2 == 0:
         return end
     for match in _quoted_fields(layout).finditer(data):
         if not match.group(1):

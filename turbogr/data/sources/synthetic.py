@@ -16,6 +16,8 @@ number of users is generated without holding the others.
 from __future__ import annotations
 
 import math
+import os
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
@@ -24,6 +26,8 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv as pacsv
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from turbogr.data.ranges import concatenated_ranges
@@ -274,6 +278,7 @@ def user_blocks(settings: Synthetic, max_events: int = _BLOCK_EVENTS) -> list[tu
 
 
 _COLUMNS = ("user_id", "item_id", "timestamp", "is_like", "watch_seconds")
+_SCHEMA = pa.schema([(name, pa.int8() if name == "is_like" else pa.int64()) for name in _COLUMNS])
 
 
 def _columns(events: Events) -> dict[str, pa.Array]:
@@ -302,6 +307,63 @@ class SyntheticReader:
         rows = len(columns["user_id"])
         wanted = {name: columns[name] for name in self.columns.names}
         return Block(wanted, rows, lambda k: f"synthetic user {columns['user_id'][k]}", rows)
+
+
+def write_log(settings: Synthetic, path: Path) -> int:
+    """Write the raw log as Parquet (a .parquet file, or a folder of them) or CSV, and return its number of events.
+
+    Within a block of users the rows are in time order, as in a log that was collected shard by shard. The log appears
+    under its name when it is complete.
+
+    Raises:
+        UserError: `path` exists.
+    """
+    if path.exists():
+        raise UserError(f"{path} already exists; remove it or choose another --log")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = path.with_name(f".{path.name}.partial")
+    total = 0
+    try:
+        with _LogWriter(aside, path.suffix) as writer:
+            for first, last in user_blocks(settings):
+                events = generate(settings, first, last)
+                order = pa.array(np.argsort(events.times, kind="stable"))
+                writer.write(pa.table(_columns(events)).take(order))
+                total += len(events.users)
+        os.replace(aside, path)
+    except BaseException:
+        shutil.rmtree(aside, ignore_errors=True) if aside.is_dir() else aside.unlink(missing_ok=True)
+        raise
+    return total
+
+
+class _LogWriter:
+    """Writes tables to one CSV file, one Parquet file, or a folder with a Parquet file each."""
+
+    def __init__(self, path: Path, suffix: str) -> None:
+        self._folder: Path | None = None
+        self._parts = 0
+        self._file: Any = None
+        if suffix in (".csv", ".parquet"):
+            writer = pacsv.CSVWriter if suffix == ".csv" else pq.ParquetWriter
+            self._file = writer(str(path), _SCHEMA)
+        else:
+            path.mkdir()
+            self._folder = path
+
+    def write(self, table: pa.Table) -> None:
+        if self._folder is None:
+            self._file.write_table(table)
+        else:
+            pq.write_table(table, self._folder / f"part-{self._parts:05d}.parquet")
+            self._parts += 1
+
+    def __enter__(self) -> _LogWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            self._file.close()
 
 
 def synthetic_settings(extra: dict[str, Any]) -> Synthetic:
