@@ -1,6 +1,7 @@
 """Every plot of the project: plain data in, standalone SVG text out.
 
-Values that are not finite (or not positive on a logarithmic axis) are left out of the drawing: a line breaks there.
+Values that are not finite (or not positive on a logarithmic axis, or beyond 1e±100) are left out of the drawing: a
+line breaks there.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from turbogr.report.scales import Axis, Scale, percent, shorten, si, text_width
+from turbogr.report.scales import Axis, Scale, drawable, percent, shorten, si, text_width
 from turbogr.report.svg import LIGHT_TONES, SMALL, Frame, clean, element, fill_attributes, label, line_attributes
 
 __all__ = [
@@ -54,7 +55,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Mark:
-    """A ring around one point with a few words beside it."""
+    """A vertical line at `x` with a few words on top; in a line chart also a ring around the point."""
 
     x: float
     y: float
@@ -74,16 +75,20 @@ def line_chart(
 ) -> str:
     """Return lines over a common x axis, each with its spread as a band where it has one."""
     x, y = x or Axis(), y or Axis()
-    frame, across, down = _xy_frame(series, title, x, y, width, height, dashed=True)
+    headroom = 16.0 if marks else 0.0
+    frame, across, down = _xy_frame(series, title, x, y, width, height, dashed=True, headroom=headroom)
     if across is None or down is None:
         return frame.empty()
+    drawn = [mark for mark in marks if across.drawable(mark.x) and down.drawable(mark.y)]
+    for mark in drawn:
+        _draw_rule(frame, across(mark.x), mark.text)
     for slot, one in _slots(series):
         _draw_band(frame, one, slot, across, down)
     for slot, one in _slots(series):
         _draw_line(frame, one, slot, across, down)
-    for mark in marks:
-        if across.drawable(mark.x) and down.drawable(mark.y):
-            _draw_mark(frame, mark, across(mark.x), down(mark.y))
+    for mark in drawn:
+        ring = {**line_attributes(mark.slot), "stroke_width": 2.0}
+        frame.elements.append(element("circle", cx=across(mark.x), cy=down(mark.y), r=5.5, **ring))
     _line_hover(frame, series, x, y, across, down)
     return frame.text(_describe_series(title, series, y))
 
@@ -139,7 +144,7 @@ def histogram(
         raise ValueError(f"{len(counts)} bins need {len(counts) + 1} edges, got {len(edges)}")
     x, y = x or Axis(), y or Axis(zero=True)
     frame = Frame(title, width, height)
-    if not len(counts) or not any(math.isfinite(count) and count > 0 for count in counts):
+    if not any(drawable(count) and count > 0 for count in counts) or not any(drawable(edge, x.log) for edge in edges):
         return frame.empty()
     across, down = frame.axes(x, [*edges, *(mark.x for mark in marks)], y, counts, headroom=16 if marks else 0)
     names = names or [f"{x.format(low)} to {x.format(high)}" for low, high in pairwise(edges)]
@@ -171,7 +176,7 @@ def bar_chart(
     axis = axis or Axis(zero=True)
     note = 18 if axis.label else 0
     frame = Frame(title, width, max(60.0, 34 + note + row_height * len(values)))
-    finite = [value for value in values.values() if math.isfinite(value)]
+    finite = [value for value in values.values() if drawable(value)]
     if not finite:
         return frame.empty()
     if axis.label:
@@ -183,7 +188,7 @@ def bar_chart(
     zero = scale(scale.low if axis.log else 0.0)
     for row, (name, value) in enumerate(values.items()):
         middle = frame.top + 6 + row_height * (row + 0.5)
-        text = axis.format(value) if math.isfinite(value) else "not measured"
+        text = axis.format(value) if drawable(value) else "not measured"
         slot = slots[row] if slots else 0
         shown = shorten(name, SMALL, frame.left - 12)
         frame.elements.append(label(frame.left - 8, middle + 4, shown, tone="ink", anchor="end"))
@@ -216,7 +221,7 @@ def grouped_bar_chart(
             raise ValueError(f"series '{name}' has {len(column)} values for {len(groups)} groups")
     y = y or Axis(zero=True)
     frame = Frame(title, width, height, [(name, slot) for slot, name in enumerate(values)])
-    numbers = [value for column in values.values() for value in column if math.isfinite(value)]
+    numbers = [value for column in values.values() for value in column if drawable(value, y.log)]
     if not numbers:
         return frame.empty()
     frame.make_room(x_label, y.label)
@@ -251,6 +256,7 @@ def _xy_frame(
     *,
     dashed: bool,
     legend: Sequence[Series] | None = None,
+    headroom: float = 0.0,
 ) -> tuple[Frame, Scale | None, Scale | None]:
     """Return the frame around `series` and its scales, or None for these when no point can be drawn."""
     entries = [(one.name, slot) for slot, one in _slots(series if legend is None else legend)]
@@ -261,11 +267,11 @@ def _xy_frame(
         for column in (one.y, one.low, one.high)
         if column is not None
         for px, py in zip(one.x, column, strict=True)
-        if math.isfinite(px) and math.isfinite(py) and (px > 0 or not x.log) and (py > 0 or not y.log)
+        if drawable(px, x.log) and drawable(py, y.log)
     ]
     if not any(is_line for _, _, is_line in points):
         return frame, None, None
-    across, down = frame.axes(x, [px for px, _, _ in points], y, [py for _, py, _ in points])
+    across, down = frame.axes(x, [px for px, _, _ in points], y, [py for _, py, _ in points], headroom=headroom)
     return frame, across, down
 
 
@@ -317,17 +323,6 @@ def _draw_line(frame: Frame, one: Series, slot: int, across: Scale, down: Scale)
                 frame.elements.append(element("circle", cx=px, cy=py, r=2.6, **fill_attributes(slot)))
 
 
-def _draw_mark(frame: Frame, mark: Mark, px: float, py: float) -> None:
-    ring = {**line_attributes(mark.slot), "stroke_width": 2.0}
-    frame.elements.append(element("circle", cx=px, cy=py, r=5.5, **ring))
-    leftwards = px + 10 + text_width(mark.text, SMALL) > frame.right
-    above = py - 12 > frame.top
-    anchor, shift = ("end", -4.0) if leftwards else ("start", 4.0)
-    frame.elements.append(
-        label(px + shift, py - 11 if above else py + 20, mark.text, tone="ink", anchor=anchor, class_="halo")
-    )
-
-
 def _draw_rule(frame: Frame, px: float, text: str) -> None:
     stroke = {"class_": "axis", "stroke": LIGHT_TONES["muted"], "stroke_dasharray": "4 3"}
     frame.elements.append(element("line", x1=px, x2=px, y1=frame.top - 14, y2=frame.bottom, **stroke))
@@ -360,7 +355,7 @@ def _line_hover(frame: Frame, series: Sequence[Series], x: Axis, y: Axis, across
 def _describe_series(title: str, series: Sequence[Series], y: Axis) -> str:
     parts = []
     for one in series:
-        finite = [value for value in one.y if math.isfinite(value)]
+        finite = [value for value in one.y if drawable(value)]
         if finite:
             parts.append(f"{one.name} from {y.format(finite[0])} to {y.format(finite[-1])}")
     return f"{title}: {'; '.join(parts)}"

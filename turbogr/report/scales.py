@@ -35,6 +35,12 @@ def percent(value: float) -> str:
     return f"{value * 100:.4g} %".replace("-", "−")
 
 
+def drawable(value: float, log: bool = False) -> bool:
+    """Say whether a value has a place on an axis: finite, positive if `log`, and of a size that divides safely."""
+    size = abs(value)
+    return (not log and value == 0) or ((value > 0 or not log) and 1e-100 <= size <= 1e100)
+
+
 def ticks(low: float, high: float, count: int = 5) -> list[float]:
     """Return about `count` round numbers (1, 2 or 5 times a power of ten apart) within [low, high], low < high."""
     assert low < high
@@ -87,10 +93,10 @@ class Scale:
     @classmethod
     def fit(cls, values: Iterable[float], axis: Axis, start: float, end: float, *, pad: float = 0.0) -> Scale:
         """Return a scale that holds every drawable value, widened by `pad` of its span (never across zero)."""
-        drawable = [value for value in values if math.isfinite(value) and (value > 0 or not axis.log)]
+        fitting = [value for value in values if drawable(value, axis.log)]
         if axis.zero and not axis.log:
-            drawable.append(0.0)
-        low, high = (min(drawable), max(drawable)) if drawable else ((1.0, 10.0) if axis.log else (0.0, 1.0))
+            fitting.append(0.0)
+        low, high = (min(fitting), max(fitting)) if fitting else ((1.0, 10.0) if axis.log else (0.0, 1.0))
         if axis.log:
             if high <= low * 1.0001:
                 low, high = low / 2, high * 2
@@ -107,7 +113,7 @@ class Scale:
 
     def drawable(self, value: float) -> bool:
         """Say whether `value` has a place on this scale."""
-        return math.isfinite(value) and (value > 0 or not self.log)
+        return drawable(value, self.log)
 
     def __call__(self, value: float) -> float:
         """Return the pixel of a drawable value."""

@@ -16,7 +16,7 @@ from html import escape
 from turbogr.report.scales import Axis, Scale, shorten, text_width, thin_labels
 
 # Okabe and Ito's hues, moved in lightness until each has a contrast of 3 or more on its paper.
-LIGHT = ("#0068a8", "#c24e0e", "#00805d", "#9a4788", "#8a6a00", "#4a5563")
+LIGHT = ("#0068a8", "#c24e0e", "#00805d", "#9a4788", "#8a6a00", "#6b7685")
 DARK = ("#5ab4f0", "#f5955a", "#3fcf9f", "#e2a0d2", "#e6c14a", "#aab4c0")
 DASHES = ("", "7 4", "2 3", "9 3 2 3", "4 2", "1 4")
 LIGHT_TONES = {"ink": "#1c2128", "muted": "#58626d", "grid": "#dde2e8", "paper": "#ffffff"}
@@ -147,7 +147,7 @@ class Frame:
                 )
             self.elements.append(label(x + 26, y, text, tone="ink"))
             x += needed
-        self.top = y + 9
+        self.top = y + 12
 
     def axes(
         self, x: Axis, xs: Sequence[float], y: Axis, ys: Sequence[float], *, headroom: float = 0.0
@@ -187,7 +187,7 @@ class Frame:
     def y_axis(self, y: Axis, ys: Sequence[float]) -> Scale:
         """Draw the horizontal grid lines with their labels and make room for these on the left; return the scale."""
         down = Scale.fit(ys, y, self.bottom, self.top, pad=0.04)
-        places = down.ticks(max(2, int((self.bottom - self.top) / 42)), integer=y.integer)
+        places = down.ticks(max(2, int((self.bottom - self.top) / 36)), integer=y.integer)
         texts = [y.format(tick) for tick in places]
         self.left = 10 + max((text_width(text, SMALL) for text in texts), default=0.0)
         for tick, text in zip(places, texts, strict=True):

@@ -1,0 +1,144 @@
+"""Reading a run folder for people: whatever is there, and a list of what is missing or damaged.
+
+Only config.yaml and run.json must be there. A run may still be training or may have been killed, so the last line of
+metrics.jsonl may be cut short; anything that cannot be read is told on the page instead of failing it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from turbogr.errors import UserError
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder in memory; `evaluation` and `samples` may be None, `problems` says what could not be read."""
+
+    path: Path
+    name: str
+    config: Record
+    info: Record
+    train: list[Record]
+    evals: list[Record]
+    evaluation: Record | None
+    samples: list[Record] | None
+    problems: list[str]
+
+    @classmethod
+    def read(cls, path: Path | str) -> Run:
+        """Read the run folder at `path`.
+
+        Raises:
+            UserError: `path` is not a run folder, or its config.yaml or run.json cannot be read.
+        """
+        path = Path(path)
+        if not path.is_dir():
+            what = "is a file" if path.exists() else "does not exist"
+            raise UserError(f"{path} {what}; name a run folder, as written by `turbogr train ... --out RUN`")
+        absent = [name for name in ("run.json", "config.yaml") if not (path / name).is_file()]
+        if absent:
+            raise UserError(
+                f"{path} is not a run folder (it has no {' and no '.join(absent)}); name one of `turbogr train`"
+            )
+        problems: list[str] = []
+        records = _read_lines(path / "metrics.jsonl", problems)
+        samples = _read_optional(path / "samples.json", problems)
+        users = samples.get("users") if samples else None
+        return cls(
+            path=path,
+            name=path.resolve().name,
+            config=_read_config(path / "config.yaml"),
+            info=_read_info(path / "run.json"),
+            train=_last_attempt(records, "train"),
+            evals=_last_attempt(records, "eval"),
+            evaluation=_read_optional(path / "evaluation.json", problems),
+            samples=[user for user in users if isinstance(user, dict)] if isinstance(users, list) else None,
+            problems=problems,
+        )
+
+    def setting(self, section: str, name: str) -> Any:
+        """Return a value of the config, or None."""
+        values = self.config.get(section)
+        return values.get(name) if isinstance(values, Mapping) else None
+
+    def part(self, section: str) -> Record:
+        """Return an object of run.json, empty when it is not there."""
+        values = self.info.get(section)
+        return values if isinstance(values, dict) else {}
+
+
+def _read_config(path: Path) -> Record:
+    try:
+        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is damaged: {' '.join(str(error).split())}") from None
+    if not isinstance(config, dict):
+        raise UserError(f"{path} is damaged: it must hold sections of settings")
+    return config
+
+
+def _read_info(path: Path) -> Record:
+    try:
+        info = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} is damaged: {error}") from None
+    if not isinstance(info, dict):
+        raise UserError(f"{path} is damaged: it must hold a JSON object")
+    return info
+
+
+def _read_optional(path: Path, problems: list[str]) -> Record | None:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        problems.append(f"{path.name} cannot be read ({error}).")
+        return None
+    if not isinstance(content, dict):
+        problems.append(f"{path.name} does not hold a JSON object.")
+        return None
+    return content
+
+
+def _read_lines(path: Path, problems: list[str]) -> list[Record]:
+    records, damaged = [], []
+    try:
+        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    except FileNotFoundError:
+        return []
+    for place, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except json.JSONDecodeError:
+            record = None
+        if isinstance(record, dict):
+            records.append(record)
+        else:
+            damaged.append(place)
+    if damaged:
+        places = ", ".join(str(place) for place in damaged[:5]) + (", …" if len(damaged) > 5 else "")
+        word = "line" if len(damaged) == 1 else "lines"
+        problems.append(f"metrics.jsonl: {len(damaged)} unreadable {word} left out ({places}).")
+    return records
+
+
+def _last_attempt(records: list[Record], kind: str) -> list[Record]:
+    """Return the records of one kind in step order; where a resumed run repeats steps, its later records count."""
+    latest: dict[tuple[Any, float], Record] = {}
+    for record in records:
+        step = record.get("step")
+        if record.get("kind") == kind and isinstance(step, (int, float)):
+            latest[record.get("part"), step] = record
+    return sorted(latest.values(), key=lambda record: record["step"])
