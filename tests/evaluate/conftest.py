@@ -1,71 +1,22 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from typing import Any
 
-import numpy as np
-import pyarrow as pa
 import pytest
 
-from turbogr.data.store import Manifest, Store, StoreWriter
-
-MakeStore = Callable[..., Store]
+from tests.stores import write_store
+from turbogr.data.store import Store
 
 
 @pytest.fixture
-def make_store(tmp_path_factory: pytest.TempPathFactory) -> MakeStore:
-    """Return a function that writes a store whose user u has the item rows histories[u].
-
-    Raw user ids are 100 + u, raw item ids "item-007"; without `times`, a user's events are a minute apart.
-    """
+def make_store(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Store]:
+    """Return `write_store` with a new folder for every call."""
     folder = tmp_path_factory.mktemp("stores")
-    names = (f"store-{number}" for number in itertools.count())
+    numbers = itertools.count()
 
-    def make(
-        histories: Sequence[Sequence[int]],
-        num_items: int,
-        *,
-        times: Sequence[Sequence[int]] | None = None,
-        split: str = "leave-two-out",
-    ) -> Store:
-        lengths = [len(history) for history in histories]
-        if times is None:
-            times = [[60 * place for place in range(length)] for length in lengths]
-        with StoreWriter(folder / next(names)) as writer:
-            writer.append("offsets", np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64))
-            writer.append("items", np.array([item for history in histories for item in history], np.int32))
-            writer.append("times", np.array([time for row in times for time in row], np.int64))
-            writer.write_vocabulary("user_ids", np.arange(100, 100 + len(histories), dtype=np.int64))
-            writer.write_vocabulary("item_ids", pa.array([f"item-{row:03d}" for row in range(num_items)]))
-            manifest = Manifest(
-                source="lists",
-                num_users=len(histories),
-                num_items=num_items,
-                num_events=sum(lengths),
-                split=split,
-                times="real",
-                account={},
-            )
-            return writer.commit(manifest)
+    def make(*args: Any, **options: Any) -> Store:
+        return write_store(folder / f"store-{next(numbers)}", *args, **options)
 
     return make
-
-
-@pytest.fixture
-def histories() -> Callable[..., list[list[int]]]:
-    """Return a function that draws histories with popular items, repeats, and an order that carries some signal."""
-
-    def draw(seed: int, num_users: int, num_items: int, *, shortest: int = 1, longest: int = 20) -> list[list[int]]:
-        generator = np.random.default_rng(seed)
-        drawn = []
-        for _ in range(num_users):
-            item = int(generator.integers(num_items))
-            history = []
-            for _ in range(int(generator.integers(shortest, longest + 1))):
-                history.append(item)
-                follows = generator.random() < 0.5
-                item = (item + 1) % num_items if follows else int(num_items * generator.random() ** 3)
-            drawn.append(history)
-        return drawn
-
-    return draw

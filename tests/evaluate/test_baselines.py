@@ -9,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.stores import draw_histories
 from turbogr.data.split import Split
 from turbogr.data.store import Store
 from turbogr.errors import UserError
@@ -60,7 +61,6 @@ def definition(
 @fixtures_are_pure
 def test_baselines_follow_their_definitions(
     make_store: MakeStore,
-    histories: Callable[..., list[list[int]]],
     seed: int,
     num_users: int,
     num_items: int,
@@ -70,7 +70,7 @@ def test_baselines_follow_their_definitions(
     max_pairs: int,
     max_events: int,
 ) -> None:
-    drawn = [*histories(seed, num_users, num_items), [0, 0, num_items - 1]]
+    drawn = [*draw_histories(seed, num_users, num_items), [0, 0, num_items - 1]]
     store = make_store(drawn, num_items)
     split = Split.of(store)
     held_out = HeldOut.of(store, split, part)

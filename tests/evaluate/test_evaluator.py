@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from tests.stores import draw_histories
 from turbogr.config import ModelConfig
 from turbogr.data.batching import Batch, history_batch
 from turbogr.data.split import Split
@@ -24,7 +25,6 @@ from turbogr.models import RetrievalModel
 from turbogr.models.encoder import TableEncoder
 
 MakeStore = Callable[..., Store]
-Histories = Callable[..., list[list[int]]]
 
 
 class MeanEncoder:
@@ -83,8 +83,8 @@ def definition(encoder: Encoder, store: Store, split: Split, part: str, max_len:
 
 @pytest.mark.parametrize("part", ["valid", "test"])
 @pytest.mark.parametrize("filter_seen", [True, False])
-def test_ranks_follow_the_definition(make_store: MakeStore, histories: Histories, part: str, filter_seen: bool) -> None:
-    store = make_store(histories(1, 150, 40), 40)
+def test_ranks_follow_the_definition(make_store: MakeStore, part: str, filter_seen: bool) -> None:
+    store = make_store(draw_histories(1, 150, 40), 40)
     split = Split.of(store)
     encoder = MeanEncoder(40)
     result = evaluate(encoder, store, split, part, max_len=7, filter_seen=filter_seen)
@@ -99,10 +99,10 @@ def test_ranks_follow_the_definition(make_store: MakeStore, histories: Histories
 
 @pytest.mark.parametrize("kind", ["spread", "near ties", "hstu"])
 def test_no_rank_changes_with_the_batch_size_or_the_threads(
-    make_store: MakeStore, histories: Histories, kind: str, monkeypatch: pytest.MonkeyPatch
+    make_store: MakeStore, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(encoder_module, "ENCODE_TOKENS", 300)
-    store = make_store(histories(2, 400, 300, longest=30), 300)
+    store = make_store(draw_histories(2, 400, 300, longest=30), 300)
     split = Split.of(store)
     encoder = hstu(300, 16) if kind == "hstu" else MeanEncoder(300, spread=1.0 if kind == "spread" else 1e-7)
     wanted = evaluate(encoder, store, split, max_len=16)
@@ -118,8 +118,8 @@ def test_no_rank_changes_with_the_batch_size_or_the_threads(
         torch.set_num_threads(threads)
 
 
-def test_progress_counts_every_user_and_stopping_ends_it(make_store: MakeStore, histories: Histories) -> None:
-    store = make_store(histories(3, 300, 20, shortest=2), 20)
+def test_progress_counts_every_user_and_stopping_ends_it(make_store: MakeStore) -> None:
+    store = make_store(draw_histories(3, 300, 20, shortest=2), 20)
     split = Split.of(store)
     steps: list[int] = []
     evaluate(MeanEncoder(20), store, split, max_len=8, batch_size=64, progress=steps.append)
@@ -131,8 +131,8 @@ def test_progress_counts_every_user_and_stopping_ends_it(make_store: MakeStore, 
         baseline_metrics(store, split, should_stop=lambda: True)
 
 
-def test_a_part_without_events_and_a_diverged_model_are_errors(make_store: MakeStore, histories: Histories) -> None:
-    store = make_store(histories(3, 30, 20, shortest=3), 20, split="leave-one-out")
+def test_a_part_without_events_and_a_diverged_model_are_errors(make_store: MakeStore) -> None:
+    store = make_store(draw_histories(3, 30, 20, shortest=3), 20, split="leave-one-out")
     split = Split.of(store)
     with pytest.raises(UserError, match="no valid event"):
         evaluate(MeanEncoder(20), store, split, "valid", max_len=8)
@@ -142,8 +142,8 @@ def test_a_part_without_events_and_a_diverged_model_are_errors(make_store: MakeS
         evaluate(encoder, store, split, max_len=8)
 
 
-def test_baselines_are_measured_on_the_same_users(make_store: MakeStore, histories: Histories) -> None:
-    store = make_store(histories(4, 400, 60, shortest=3), 60)
+def test_baselines_are_measured_on_the_same_users(make_store: MakeStore) -> None:
+    store = make_store(draw_histories(4, 400, 60, shortest=3), 60)
     split = Split.of(store)
     metrics = baseline_metrics(store, split, ks=(5,))
     assert list(metrics) == ["popularity", "markov"]
@@ -151,8 +151,8 @@ def test_baselines_are_measured_on_the_same_users(make_store: MakeStore, histori
     assert metrics["markov"]["hr@5"] > 1.3 * metrics["popularity"]["hr@5"], "half of the events follow a chain"
 
 
-def test_samples_show_what_evaluation_ranked(make_store: MakeStore, histories: Histories, tmp_path: Path) -> None:
-    store = make_store(histories(5, 90, 50), 50)
+def test_samples_show_what_evaluation_ranked(make_store: MakeStore, tmp_path: Path) -> None:
+    store = make_store(draw_histories(5, 90, 50), 50)
     split = Split.of(store)
     encoder = MeanEncoder(50)
     result = evaluate(encoder, store, split, max_len=10)
