@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 from turbogr.data.prepare import DUPLICATES, prepare
 from turbogr.data.sources import SOURCES, find_source
+from turbogr.data.sources.synthetic import synthetic_settings, write_log
 from turbogr.data.split import Split
 from turbogr.data.store import Store
 from turbogr.data.times import UNITS
@@ -44,34 +46,43 @@ def add_parser(subparsers: Any) -> None:
     rows.add_argument("--min-user-events", type=int, metavar="N", help="drop users with fewer events (until stable)")
     rows.add_argument("--min-item-events", type=int, metavar="N", help="drop items with fewer events (until stable)")
     rows.add_argument("--duplicates", choices=DUPLICATES, help="drop rows with the same user, item (and time)")
+    rows.add_argument(
+        "--where",
+        action="append",
+        default=[],
+        metavar="CONDITION",
+        help="keep rows with, e.g., 'rating >= 4' (repeatable)",
+    )
+    rows.add_argument(
+        "--extend", metavar="STORE", help="keep the rows of this store's users and items, append new ones"
+    )
     rows.add_argument("--split", metavar="RULE", help="leave-one-out, leave-two-out, time:DATE or time:DATE,DATE")
-    special = parser.add_argument_group("synthetic data")
-    for name, kind in _SYNTHETIC.items():
-        special.add_argument(f"--{name.replace('_', '-')}", type=kind, default=None, help=_HELP[name])
+    kuairand = parser.add_argument_group("kuairand")
+    kuairand.add_argument("--logs", choices=("standard", "random", "both"), help="which logs of a folder (standard)")
+    kuairand.add_argument(
+        "--feedback",
+        choices=("positive", "all"),
+        help="rows without hate and with a positive signal, or all (positive)",
+    )
+    synthetic = parser.add_argument_group("synthetic")
+    for name, (kind, summary) in _SYNTHETIC.items():
+        synthetic.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar=kind.__name__.upper(), help=summary)
+    synthetic.add_argument("--log", metavar="PATH", help="also write the raw log: a .parquet or .csv file, or a folder")
     parser.add_argument("--threads", type=int, metavar="N", help="threads to use (default: all cores)")
     parser.set_defaults(run=run)
 
 
-_SYNTHETIC: dict[str, Any] = {
-    "preset": str,
-    "num_users": int,
-    "num_items": int,
-    "mean_length": float,
-    "median_length": float,
-    "max_length": int,
-    "min_length": int,
-    "seed": int,
+_SYNTHETIC: dict[str, tuple[type, str]] = {
+    "preset": (str, "demo or kuairand-27k; the other options change single values of it"),
+    "num_users": (int, "users of the log"),
+    "num_items": (int, "items of the catalogue"),
+    "mean_length": (float, "mean events per user"),
+    "median_length": (float, "median events per user"),
+    "max_length": (int, "most events of a user"),
+    "min_length": (int, "fewest events of a user"),
+    "seed": (int, "seed of the generator"),
 }
-_HELP = {
-    "preset": "demo or kuairand-27k",
-    "num_users": "users of the log",
-    "num_items": "items of the catalogue",
-    "mean_length": "mean events per user",
-    "median_length": "median events per user",
-    "max_length": "most events per user",
-    "min_length": "fewest events per user",
-    "seed": "seed of the generator",
-}
+_OF_ONE_SOURCE = (*_SYNTHETIC, "logs", "feedback")
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -81,9 +92,13 @@ def _names(text: str) -> tuple[str, ...]:
 def run(args: argparse.Namespace) -> int:
     """Prepare, and end with the account of the rows."""
     known = find_source(args.source).extra
-    extra = {name: getattr(args, name) for name in _SYNTHETIC if getattr(args, name) is not None}
-    if unknown := [name for name in extra if name not in known]:
-        raise UserError(f"--{unknown[0].replace('_', '-')} is not an option of the source {args.source!r}")
+    extra = {name: getattr(args, name) for name in _OF_ONE_SOURCE if getattr(args, name) is not None}
+    for name in [*extra, *(["log"] if args.log else [])]:
+        if name not in known and not (name == "log" and args.source == "synthetic"):
+            raise UserError(f"--{name.replace('_', '-')} is not an option of the source {args.source!r}")
+    if args.log:
+        events = write_log(synthetic_settings(extra), Path(args.log))
+        print(f"{events:,} events -> {args.log}")
     store = prepare(
         args.source,
         args.paths,
@@ -101,6 +116,8 @@ def run(args: argparse.Namespace) -> int:
         min_user_events=args.min_user_events,
         min_item_events=args.min_item_events,
         duplicates=args.duplicates,
+        where=args.where,
+        extend=args.extend,
         overwrite=args.overwrite,
         threads=args.threads,
         progress=True,

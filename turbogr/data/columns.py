@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from turbogr.data.sources.block import NO_COLUMN, Columns, ReadOptions, RowFilter
 from turbogr.errors import UserError, nearest
@@ -40,11 +44,43 @@ def choose_columns(
     time = _choose("time", options.time_column, names, place)
     for action in options.action_columns:
         _check_exists(action, names, place, "--keep-columns")
+    filters += tuple(parse_condition(text) for text in options.where)
     columns = Columns(user, item, None if time == NO_COLUMN else time, options.action_columns, filters)
     check_columns(columns, names, place)
     if len({columns.user, columns.item, columns.time}) < 3:
         raise UserError(f"{place}: user, item and time must be three different columns")
     return columns
+
+
+_COMPARISONS: dict[str, Any] = {
+    "==": np.equal,
+    "!=": np.not_equal,
+    ">=": np.greater_equal,
+    "<=": np.less_equal,
+    ">": np.greater,
+    "<": np.less,
+}
+
+
+def parse_condition(text: str) -> RowFilter:
+    """Read "rating >= 4" as a filter on rows; a missing value never fulfils a condition.
+
+    Raises:
+        UserError: it is not a column, a comparison and a number.
+    """
+    match = re.fullmatch(r"\s*(.+?)\s*(==|!=|>=|<=|>|<)\s*([-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?)\s*", text)
+    try:
+        if match is None:
+            raise ValueError
+        name, comparison, bound = match.group(1), _COMPARISONS[match.group(2)], float(match.group(3))
+    except ValueError:
+        raise UserError(f"cannot read the condition {text!r}; write it like --where 'rating >= 4'") from None
+
+    def keep(columns: dict[str, NDArray[np.float64]]) -> NDArray[np.bool_]:
+        values = columns[name]
+        return np.asarray(comparison(values, bound) & ~np.isnan(values))
+
+    return RowFilter(f"not {name} {match.group(2)} {match.group(3)}", (name,), keep)
 
 
 def check_columns(columns: Columns, names: Sequence[str], place: str) -> None:

@@ -20,26 +20,27 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from turbogr.data.filters import core, repeated
-from turbogr.data.ids import KeyIndex
+from turbogr.data.id_rows import IdRows
 from turbogr.data.ordered import default_threads, ordered_map
 from turbogr.data.progress import Progress
-from turbogr.data.scan import ACTION, Ids, Scan, scan
-from turbogr.data.sorting import Partitions, user_ranges
+from turbogr.data.scan import ACTION, Scan, scan
+from turbogr.data.sorting import Partitions, SortedLog, user_ranges
 from turbogr.data.sources import find_source
 from turbogr.data.sources.block import Reader, ReadOptions, Source
+from turbogr.data.sources.table import table_source
 from turbogr.data.spill import Spill
-from turbogr.data.split import Split, parse_rule
+from turbogr.data.split import Split, future_leak, iso_time, parse_rule
 from turbogr.data.store import Manifest, Store, StoreWriter
-from turbogr.data.vocabulary import Int64Array, Vocabulary
-from turbogr.errors import UserError
+from turbogr.data.vocabulary import Int64Array
+from turbogr.errors import UserError, nearest
 
 DUPLICATES = ("keep", "exact", "item")
 _CHUNK_ROWS = 1 << 20
+_LEAK_WORTH_A_WARNING = 0.01
 
 
 class DataWarning(UserWarning):
@@ -47,7 +48,7 @@ class DataWarning(UserWarning):
 
 
 def prepare(
-    source: str,
+    source: str | Source,
     paths: Sequence[str | os.PathLike[str]],
     out: str | os.PathLike[str],
     *,
@@ -64,6 +65,8 @@ def prepare(
     min_user_events: int | None = None,
     min_item_events: int | None = None,
     duplicates: str | None = None,
+    where: Sequence[str] = (),
+    extend: str | os.PathLike[str] | None = None,
     overwrite: bool = False,
     threads: int | None = None,
     progress: bool = False,
@@ -73,15 +76,16 @@ def prepare(
 
     Options left at None take the source's published defaults. `keep_columns` are number columns kept beside the items;
     `duplicates` drops repeated rows: "keep" none, "exact" those with the same user, item and time, "item" every later
-    event of a user with the same item. `extra` are options of the source alone.
+    event of a user with the same item; `where` are conditions that rows must fulfil, such as "rating >= 4". `extend`
+    names a store whose users and items keep their rows; new ones are appended. `extra` are options of the source alone.
 
     Raises:
         UserError: anything that the user can mend; nothing is left behind then.
     """
-    kind = find_source(source)
+    kind = find_source(source) if isinstance(source, str) else source
     for name in extra:
         if name not in kind.extra:
-            raise UserError(f"the source {source!r} has no option {name!r}")
+            raise UserError(f"the source {kind.name!r} has no option {name!r}.{nearest(name, kind.extra)}")
     options = ReadOptions(
         user_column,
         item_column,
@@ -92,19 +96,27 @@ def prepare(
         delimiter,
         text_ids,
         drop_bad_rows,
+        tuple(where),
         {**kind.extra, **extra},
     )
     filters = Filters.choose(kind, min_user_events, min_item_events, duplicates)
     rule = parse_rule(kind.split if split is None else split)
+    known = None if extend is None else Store.open(extend)
     reader = kind.open([Path(path) for path in paths], options)
     if reader.columns.time is None and rule.startswith("time:"):
         raise UserError(f"split {rule!r} needs times, but the log has only an order; use leave-one-out")
     with StoreWriter(out, overwrite=overwrite) as writer:
-        work = Preparation(writer, reader, options, filters, rule, threads or default_threads(), Progress(progress))
+        threads = threads or default_threads()
+        work = Preparation(writer, reader, options, filters, rule, known, threads, Progress(progress))
         store = work.run(kind.name)
     for sentence in work.warnings:
         warnings.warn(sentence, DataWarning, stacklevel=2)
     return store
+
+
+def prepare_table(table: Any, out: str | os.PathLike[str], **options: Any) -> Store:
+    """Turn a pandas, polars or pyarrow table in memory into a store; the options are those of `prepare`."""
+    return prepare(table_source(table), [], out, **options)
 
 
 @dataclass(frozen=True)
@@ -146,15 +158,19 @@ class Preparation:
     options: ReadOptions
     filters: Filters
     rule: str
+    known: Store | None
     threads: int
     progress: Progress
     warnings: list[str] = field(default_factory=list)
 
     def run(self, source: str) -> Store:
-        log = scan(self.reader, self.options, {}, self.writer.scratch, self.threads, self.progress)
+        known = self.known
+        kinds = {} if known is None else {"user": known.user_ids.kind, "item": known.item_ids.kind}
+        log = scan(self.reader, self.options, kinds, self.writer.scratch, self.threads, self.progress)
         if log.spill.length == 0:
             raise UserError(f"no rows are left to prepare: {_account_text(log.rows_in, log.dropped)}")
-        users, items = IdRows.of(log.users), IdRows.of(log.items)
+        users = IdRows.of(log.users, "user", None if known is None else known.user_ids)
+        items = IdRows.of(log.items, "item", None if known is None else known.item_ids)
         sorted_log = self._sort(log, users, items)
         keep_user, keep_item = self._core(sorted_log, log)
         users, items = users.kept(keep_user), items.kept(keep_item)
@@ -164,7 +180,7 @@ class Preparation:
         users.write(self.writer, "user_ids")
         items.write(self.writer, "item_ids")
         for role, ids in (("user", users), ("item", items)):
-            self.warnings += _look_alikes(role, ids.vocabulary)
+            self.warnings += _look_alikes(role, ids.ids)
         form = log.time_form
         store = self.writer.commit(
             Manifest(
@@ -188,8 +204,12 @@ class Preparation:
                         "time": self.reader.columns.time,
                     },
                     "time": None if form is None else {"written": form.kind, "unit": form.unit},
+                    "where": list(self.options.where),
                     "options": {name: value for name, value in self.options.extra.items() if value is not None},
                 },
+                extends=None if known is None else known.manifest.content_hash,
+                known_users=users.num_known,
+                known_items=items.num_known,
             )
         )
         self.warnings += _doubts_about_split(store)
@@ -205,7 +225,7 @@ class Preparation:
             "time": np.int64,
             **dict.fromkeys(actions, np.float64),
         }
-        counts = np.zeros(len(users), np.int64)
+        counts = np.zeros(len(log.users.keys), np.int64)
         counts[users.rows_by_key] = log.users.counts
         partitions = Partitions(self.writer.scratch, columns, user_ranges(counts))
 
@@ -222,8 +242,8 @@ class Preparation:
         total = log.spill.length
         log.spill.remove()
         del columns["user"]
-        result = SortedLog(Spill(self.writer.scratch, "sorted", columns), np.zeros(len(users) + 1, np.int64))
-        counts = np.zeros(len(users), np.int64)
+        result = SortedLog(Spill(self.writer.scratch, "sorted", columns), np.zeros(len(counts) + 1, np.int64))
+        counts = np.zeros(len(counts), np.int64)
         reason = {"exact": "repeated user, item and time", "item": "repeated user and item"}
         with self.progress.stage("sorting", total, "rows") as bar:
             for part, number in ordered_map(self._sorted_part(partitions), partitions, self.threads):
@@ -306,73 +326,6 @@ class Preparation:
         self.writer.append("offsets", np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)]))
 
 
-@dataclass
-class SortedLog:
-    """The sorted columns "item", "time" and actions; user u's events are offsets[u]:offsets[u + 1]."""
-
-    spill: Spill
-    offsets: Int64Array
-
-    @property
-    def num_users(self) -> int:
-        return len(self.offsets) - 1
-
-    def user_blocks(self) -> Iterator[tuple[int, int]]:
-        """Yield ranges of users that hold about a million events together."""
-        first = 0
-        while first < self.num_users:
-            end = int(np.searchsorted(self.offsets, self.offsets[first] + _CHUNK_ROWS, side="right")) - 1
-            end = min(max(end, first + 1), self.num_users)
-            yield first, end
-            first = end
-
-    def users_and_items(self, block: tuple[int, int]) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Read the user and the item of every event of a range of users. Thread-safe."""
-        bounds = self.offsets[block[0] : block[1] + 1]
-        users = np.repeat(np.arange(block[0], block[1], dtype=np.int32), np.diff(bounds))
-        return users, self.spill.read("item", int(bounds[0]), int(bounds[-1]))
-
-
-@dataclass
-class IdRows:
-    """Which row every id gets. Before filtering an id's row is its rank by raw id; `final` maps it to its row after
-    filtering, -1 where it is gone."""
-
-    ids: Any
-    rows_by_key: Int64Array
-    final: NDArray[np.int32]
-
-    @classmethod
-    def of(cls, ids: Ids) -> IdRows:
-        count = len(ids.keys)
-        identity = np.arange(count, dtype=np.int32)
-        if ids.texts is None:
-            return cls(ids.keys, np.arange(count, dtype=np.int64), identity)
-        order = pc.sort_indices(ids.texts).to_numpy()
-        rows = np.empty(count, np.int64)
-        rows[order] = np.arange(count)
-        return cls(ids.texts.take(pa.array(order)), rows, identity)
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def index(self, ids: Ids) -> KeyIndex:
-        return KeyIndex(ids.keys, self.rows_by_key)
-
-    def kept(self, keep: NDArray[np.bool_]) -> IdRows:
-        """Number the kept ids anew, in the same order."""
-        final = np.where(keep, np.cumsum(keep) - 1, -1).astype(np.int32)
-        ids = self.ids[keep] if isinstance(self.ids, np.ndarray) else self.ids.filter(pa.array(keep))
-        return IdRows(ids, self.rows_by_key, final)
-
-    @property
-    def vocabulary(self) -> Vocabulary:
-        return Vocabulary(self.ids)
-
-    def write(self, writer: StoreWriter, name: str) -> None:
-        writer.write_vocabulary(name, self.ids)
-
-
 def _account_text(rows_in: int, dropped: Any) -> str:
     reasons = ", ".join(f"{reason}: {count:,}" for reason, count in sorted(dropped.items()))
     return f"{rows_in:,} rows in, dropped {reasons or 'none'}"
@@ -388,11 +341,11 @@ def _refuse_too_small(num_users: int, num_items: int, log: Scan) -> None:
             )
 
 
-def _look_alikes(role: str, ids: Vocabulary) -> list[str]:
+def _look_alikes(role: str, ids: Any) -> list[str]:
     """Warn where ids differ only in case or in spaces at their ends; they stay different."""
-    if not ids.is_text:
+    if isinstance(ids, np.ndarray):
         return []
-    plain = pc.utf8_lower(pc.utf8_trim_whitespace(ids.ids))
+    plain = pc.utf8_lower(pc.utf8_trim_whitespace(ids))
     again = len(plain) - pc.count_distinct(plain).as_py()
     if not again:
         return []
@@ -406,4 +359,11 @@ def _doubts_about_split(store: Store) -> list[str]:
         return [f"{split.describe()}; no user has two events left to train on"]
     if not (split.test >= 0).any():
         return [f"{split.describe()}; no event is held out"]
-    return []
+    leak = future_leak(store, split)
+    if leak is None or leak.later_share < _LEAK_WORTH_A_WARNING:
+        return []
+    return [
+        f"{split.rule} trains on the future: on average {leak.later_share:.0%} of the training events happen after the "
+        f"event to be predicted. That is how published figures are made; --split time:{iso_time(leak.late_time)} "
+        "cuts strictly"
+    ]

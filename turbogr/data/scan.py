@@ -85,13 +85,17 @@ def scan(
     Raises:
         UserError: a row is wrong and bad rows are not to be dropped.
     """
-    kinds = {role: "text" if options.text_ids else kinds.get(role, "integer") for role in ("user", "item")}
-    parser = RowParser(reader.columns, options, kinds, reader.texts_may_be_numbers, 0, None)
+    settled = {role: kinds.get(role, "text" if options.text_ids else "integer") for role in ("user", "item")}
+    parser = RowParser(reader.columns, options, settled, reader.texts_may_be_numbers, 0, None)
     decimal_times = False
     while True:
         try:
             return _scan_once(reader, parser, decimal_times, scratch, threads, progress)
         except TextIdsFound as found:
+            if found.role in kinds:
+                raise UserError(
+                    f"{found.role} ids are integers in the store to be extended, but text in the log"
+                ) from None
             parser = dataclasses.replace(parser, kinds={**parser.kinds, found.role: "text"})
         except TimeFormChanged:
             decimal_times = True

@@ -8,6 +8,7 @@ is one short read per block. A user larger than a range is a range alone.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,33 @@ class Partitions:
 
     def remove(self) -> None:
         self._spill.remove()
+
+
+@dataclass
+class SortedLog:
+    """The sorted columns "item", "time" and actions; user u's events are offsets[u]:offsets[u + 1]."""
+
+    spill: Spill
+    offsets: Int64Array
+
+    @property
+    def num_users(self) -> int:
+        return len(self.offsets) - 1
+
+    def user_blocks(self, max_rows: int = 1 << 20) -> Iterator[tuple[int, int]]:
+        """Yield ranges of users that hold at most `max_rows` events together (or one user)."""
+        first = 0
+        while first < self.num_users:
+            end = int(np.searchsorted(self.offsets, self.offsets[first] + max_rows, side="right")) - 1
+            end = min(max(end, first + 1), self.num_users)
+            yield first, end
+            first = end
+
+    def users_and_items(self, block: tuple[int, int]) -> tuple[NDArray[Any], NDArray[Any]]:
+        """Read the user and the item of every event of a range of users. Thread-safe."""
+        bounds = self.offsets[block[0] : block[1] + 1]
+        users = np.repeat(np.arange(block[0], block[1], dtype=np.int32), np.diff(bounds))
+        return users, self.spill.read("item", int(bounds[0]), int(bounds[-1]))
 
 
 def sort_order(users: NDArray[np.integer[Any]], times: Int64Array) -> Int64Array:

@@ -72,7 +72,13 @@ class Vocabulary:
         return np.where(valid & (self.ids[rows] == numbers), rows, -1).astype(np.int64)
 
     def _encode_text(self, queries: pa.Array) -> Int64Array:
-        """Binary search of every query at once; each round reads one id per query from the file."""
+        """Binary search of every query at once; each round reads one id per query from the file.
+
+        Many queries are looked up in a hash table instead, which reads the whole file once.
+        """
+        if len(queries) > len(self) // 8 and len(queries) > 1000:
+            found = pc.index_in(queries, value_set=self.ids, skip_nulls=True)
+            return pc.fill_null(found, -1).to_numpy(zero_copy_only=False).astype(np.int64)  # type: ignore[no-any-return]
         low = np.zeros(len(queries), np.int64)
         high = np.full(len(queries), len(self), np.int64)
         while (open_ := np.flatnonzero(low < high)).size:

@@ -85,6 +85,7 @@ class ReadOptions:
     delimiter: str | None = None
     text_ids: bool = False
     drop_bad_rows: bool = False
+    where: tuple[str, ...] = ()
     extra: dict[str, Any] = field(default_factory=dict)
 
 

@@ -23,12 +23,14 @@ from turbogr.errors import UserError
 
 _PIECE = 1 << 24
 _LONGEST_QUOTED = 1 << 26
+_UNIT_SEPARATOR = "\x1f"
 _BOMS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How a text is cut into columns. `names` is None where the first line names them."""
+    """How a text is cut into columns; the delimiter may be several characters. `names` is None where the first line
+    names the columns."""
 
     delimiter: str
     names: tuple[str, ...] | None = None
@@ -194,18 +196,21 @@ def header(lines: Lines, layout: Layout, file: Path) -> tuple[Sequence[str], Lin
 def _parse_block(lines: Lines, width: int, wanted: list[str], layout: Layout) -> tuple[pa.Table, list[tuple[int, str]]]:
     """Parse a block into text columns; also return (row, message) of the rows with another number of columns."""
     ragged: list[tuple[int, str]] = []
+    data, delimiter = lines.data, layout.delimiter
+    if len(delimiter) > 1:
+        data, delimiter = data.replace(delimiter.encode(), _UNIT_SEPARATOR.encode()), _UNIT_SEPARATOR
 
     def note(row: pacsv.InvalidRow) -> str:
         ragged.append((row.number - 1, f"{row.actual_columns} columns instead of {row.expected_columns}"))
         return "skip"
 
     table = pacsv.read_csv(
-        pa.BufferReader(lines.data),
+        pa.BufferReader(data),
         pacsv.ReadOptions(
-            column_names=[f"c{place}" for place in range(width)], use_threads=False, block_size=len(lines.data) + 1
+            column_names=[f"c{place}" for place in range(width)], use_threads=False, block_size=len(data) + 1
         ),
         pacsv.ParseOptions(
-            delimiter=layout.delimiter,
+            delimiter=delimiter,
             quote_char='"' if layout.quoted else False,
             newlines_in_values=layout.quoted,
             invalid_row_handler=note,

@@ -6,7 +6,6 @@ import glob
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO, cast
 
 import pyarrow as pa
 
@@ -44,8 +43,7 @@ def find_files(paths: Sequence[Path | str], suffixes: tuple[str, ...], what: str
 
 
 def _fits(file: Path, suffixes: tuple[str, ...]) -> bool:
-    plain = file.with_suffix("") if file.suffix.lower() in _COMPRESSIONS else file
-    return plain.suffix.lower() in suffixes
+    return Path(plain_name(file)).suffix.lower() in suffixes
 
 
 def _hidden(file: Path, folder: Path) -> bool:
@@ -53,31 +51,25 @@ def _hidden(file: Path, folder: Path) -> bool:
     return any(part.startswith((".", "_")) for part in file.relative_to(folder).parts)
 
 
-def open_file(path: Path) -> BinaryIO:
-    """Open a file for reading, decompressed by its suffix."""
-    compression = _COMPRESSIONS.get(path.suffix.lower())
-    try:
-        if compression is None:
-            return open(path, "rb")
-        return cast(BinaryIO, pa.CompressedInputStream(pa.OSFile(str(path), "rb"), compression))
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror or error}") from error
-
-
 def read_pieces(path: Path, size: int) -> Iterator[tuple[bytes, int]]:
-    """Yield the decompressed content in pieces of about `size` bytes and how far the file itself has been read.
+    """Yield the decompressed content in pieces of about `size` bytes, each with the bytes of the file that it took.
 
     Raises:
         UserError: the file cannot be read, or its compression is broken or cut short.
     """
-    with open_file(path) as file:
-        decompressed = path.suffix.lower() in _COMPRESSIONS
-        while True:
-            try:
-                piece = file.read(size)
-            except (OSError, pa.ArrowException) as error:
-                raise UserError(f"cannot read {path}: the file is damaged or cut short ({error})") from error
-            if not piece:
-                return
-            # A compressed stream does not tell its place; its progress is known to be complete only at the end.
-            yield piece, 0 if decompressed else len(piece)
+    compression = _COMPRESSIONS.get(path.suffix.lower())
+    try:
+        with pa.OSFile(str(path), "rb") as file:
+            stream = pa.CompressedInputStream(file, compression) if compression else file
+            done = 0
+            while piece := stream.read(size):
+                yield piece, file.tell() - done
+                done = file.tell()
+    except OSError as error:
+        what = f" or its {compression} data damaged" if compression else ""
+        raise UserError(f"cannot read {path}: {error.strerror or error} (is it cut short{what}?)") from error
+
+
+def plain_name(path: Path) -> str:
+    """Return the file's name without the suffix of a compression."""
+    return path.name.removesuffix(path.suffix) if path.suffix.lower() in _COMPRESSIONS else path.name

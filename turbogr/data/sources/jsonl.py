@@ -1,0 +1,187 @@
+"""JSON lines: one object per line, read in blocks of whole lines.
+
+Arrow parses a block at once; where that fails, the block is read line by line in Python to find the line and to say
+what is wrong with it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.json as pajson
+
+from turbogr.data.columns import choose_columns
+from turbogr.data.sources.block import Block, Columns, ReadOptions, Source
+from turbogr.data.sources.delimited import Layout, Lines, read_lines
+from turbogr.data.sources.files import find_files
+from turbogr.errors import UserError
+
+SUFFIXES = (".jsonl", ".ndjson", ".json")
+_LINES = Layout("\n", quoted=False)
+_SAMPLE = 1000
+
+
+@dataclass
+class JsonLinesReader:
+    """Reads objects whose chosen fields have the types seen in the first lines."""
+
+    files: Sequence[Path]
+    columns: Columns
+    options: ReadOptions
+    schema: pa.Schema
+    texts_may_be_numbers: bool = False
+    unit: str = "B"
+
+    def __post_init__(self) -> None:
+        self.size = sum(file.stat().st_size for file in self.files)
+
+    def blocks(self) -> Iterator[Callable[[], Block]]:
+        for file in self.files:
+            for lines in read_lines(file, _LINES):
+                yield partial(self._parse, file, lines)
+
+    def _parse(self, file: Path, lines: Lines) -> Block:
+        dropped: dict[str, int] = {}
+        try:
+            table = pajson.read_json(
+                pa.BufferReader(lines.data),
+                pajson.ReadOptions(use_threads=False, block_size=len(lines.data) + 1),
+                pajson.ParseOptions(explicit_schema=self.schema, unexpected_field_behavior="ignore"),
+            )
+            columns = {name: table[name].combine_chunks() for name in self.columns.names}
+            rows, numbers = table.num_rows, None
+        except pa.ArrowInvalid:
+            columns, numbers, dropped = self._parse_slowly(file, lines)
+            rows = len(numbers)
+        return Block(columns, rows, partial(_where, file, lines, numbers), lines.progress, dropped)
+
+    def _parse_slowly(self, file: Path, lines: Lines) -> tuple[dict[str, pa.Array], list[int], dict[str, int]]:
+        """Parse line by line; returns the columns, the line numbers of the rows, and what was dropped."""
+        rows: list[dict[str, Any]] = []
+        numbers: list[int] = []
+        broken = 0
+        for number, line in _numbered(lines):
+            problem, record = _read_object(line)
+            problem = problem or self._problem(record)
+            if problem is None:
+                rows.append(record)
+                numbers.append(number)
+            elif self.options.drop_bad_rows:
+                broken += 1
+            else:
+                raise UserError(f"{file}, line {number}: {problem} (--drop-bad-rows drops and counts such rows)")
+        columns = {
+            name: _column([row.get(name) for row in rows], self.schema.field(name).type) for name in self.columns.names
+        }
+        return columns, numbers, {"unreadable line": broken} if broken else {}
+
+    def _problem(self, record: dict[str, Any]) -> str | None:
+        for name in self.columns.names:
+            value, kind = record.get(name), self.schema.field(name).type
+            if value is None:
+                continue
+            if isinstance(value, int) and not isinstance(value, bool) and not -(2**63) <= value < 2**63:
+                return f"the number {value} in field {name!r} does not fit 64 bits"
+            if _type_of(value) != kind and not (_is_number(value) and pa.types.is_primitive(kind)):
+                return f"field {name!r} is {json.dumps(value)[:60]}, but other lines have {_called(kind)} there"
+        return None
+
+
+def _column(values: list[Any], kind: pa.DataType) -> pa.Array:
+    """Make a column of the settled type; integers become decimals where some values are."""
+    if any(isinstance(value, float) for value in values) and not pa.types.is_string(kind):
+        kind = pa.float64()
+    return pa.array(values, kind)
+
+
+def _numbered(lines: Lines) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines that are not blank with their numbers."""
+    for place, line in enumerate(lines.data.split(b"\n")):
+        if line.strip():
+            yield lines.first + place, line
+
+
+def _where(file: Path, lines: Lines, numbers: list[int] | None, row: int) -> str:
+    number = numbers[row] if numbers is not None else next(islice(_numbered(lines), row, None))[0]
+    return f"{file}, line {number}"
+
+
+def _read_object(line: bytes) -> tuple[str | None, dict[str, Any]]:
+    """Return what is wrong with a line, or None and its object."""
+    try:
+        record = json.loads(line)
+    except UnicodeDecodeError:
+        return "the line is not UTF-8", {}
+    except (ValueError, RecursionError) as error:
+        return f"not JSON: {error}", {}
+    return (None, record) if isinstance(record, dict) else ("the line is not a JSON object", {})
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _type_of(value: object) -> pa.DataType | None:
+    if isinstance(value, bool):
+        return pa.bool_()
+    if isinstance(value, int):
+        return pa.int64()
+    if isinstance(value, float):
+        return pa.float64()
+    return pa.string() if isinstance(value, str) else None
+
+
+def _called(kind: pa.DataType) -> str:
+    return "text" if pa.types.is_string(kind) else "a boolean" if pa.types.is_boolean(kind) else "a number"
+
+
+def _sample(file: Path) -> list[tuple[int, dict[str, Any]]]:
+    """Return the first objects of a file with their lines."""
+    records = []
+    for number, line in islice(_numbered(next(read_lines(file, _LINES))), _SAMPLE):
+        problem, record = _read_object(line)
+        if problem is None:
+            records.append((number, record))
+        elif not records:
+            raise UserError(f"{file}, line {number}: {problem}")
+    if not records:
+        raise UserError(f"{file} holds no rows")
+    return records
+
+
+def open_jsonl(
+    paths: Sequence[Path], options: ReadOptions, choose: Callable[[list[str]], ReadOptions] | None = None
+) -> JsonLinesReader:
+    """Open files of JSON lines; `choose` may fill in column names from those that are there."""
+    files = find_files(paths, SUFFIXES, "files of JSON lines")
+    sample = _sample(files[0])
+    names = list(dict.fromkeys(name for _, record in sample for name in record))
+    columns = choose_columns(names, choose(names) if choose else options, str(files[0]))
+    fields = []
+    for name in columns.names:
+        kinds = {_type_of(record[name]) for _, record in sample if record.get(name) is not None}
+        if None in kinds:
+            raise UserError(f"{files[0]}: field {name!r} holds lists or objects; it must be a number or text")
+        if kinds == {pa.int64(), pa.float64()}:
+            kinds = {pa.float64()}
+        if len(kinds) > 1:
+            number = next(
+                n for n, r in sample if r.get(name) is not None and _type_of(r[name]) != _first_type(sample, name)
+            )
+            raise UserError(f"{files[0]}, line {number}: field {name!r} is text in some lines and a number in others")
+        fields.append(pa.field(name, kinds.pop() if kinds else pa.string()))
+    return JsonLinesReader(files, columns, options, pa.schema(fields))
+
+
+def _first_type(sample: list[tuple[int, dict[str, Any]]], name: str) -> pa.DataType | None:
+    return next(_type_of(record[name]) for _, record in sample if record.get(name) is not None)
+
+
+JSONL = Source("jsonl", "JSON lines, one object per event", open_jsonl)
