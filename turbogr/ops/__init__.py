@@ -3,6 +3,9 @@
 from turbogr.ops.embedding import embed
 from turbogr.ops.gated_linear import gated_linear
 from turbogr.ops.jagged_attention import RelativeBias, hstu_attention
+from turbogr.ops.jagged_attention.fuxi import DecayBias, fuxi_attention
+from turbogr.ops.jagged_attention.softmax import softmax_attention
+from turbogr.ops.keyed_dropout import keyed_dropout
 from turbogr.ops.norm_linear import norm_linear
 from turbogr.ops.random_integers import random_integers
 from turbogr.ops.registry import backend, services, set_backend
@@ -11,11 +14,14 @@ from turbogr.ops.sampled_softmax import sampled_softmax
 from turbogr.ops.unique import unique_rows
 
 __all__ = [
+    "DecayBias",
     "RelativeBias",
     "backend",
     "embed",
+    "fuxi_attention",
     "gated_linear",
     "hstu_attention",
+    "keyed_dropout",
     "norm_linear",
     "random_integers",
     "row_adagrad_",
@@ -23,5 +29,6 @@ __all__ = [
     "sampled_softmax",
     "services",
     "set_backend",
+    "softmax_attention",
     "unique_rows",
 ]

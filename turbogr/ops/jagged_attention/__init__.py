@@ -12,11 +12,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from turbogr.ops import registry
+from turbogr.ops import native, registry
 from turbogr.ops.checks import check_offsets, check_shape
-from turbogr.ops.jagged_attention import reference
+from turbogr.ops.jagged_attention import cpu, reference
 
 BUCKET_WIDTH = reference.BUCKET_WIDTH
+MAX_TIME_WEIGHTS = 2**16
 
 
 class RelativeBias(NamedTuple):
@@ -61,8 +62,9 @@ def _check_bias(bias: RelativeBias, num_tokens: int, max_len: int) -> None:
             raise ValueError(f"{name} must be int64 seconds, got {times.dtype}")
     check_shape("position_weight", bias.position_weight, (2 * max_len - 1,))
     check_shape("time_weight", bias.time_weight, (None,))
-    if bias.time_weight.numel() == 0:
-        raise ValueError("time_weight needs at least one entry")
+    if not 0 < bias.time_weight.numel() <= MAX_TIME_WEIGHTS:
+        raise ValueError(f"time_weight needs 1 to {MAX_TIME_WEIGHTS} entries, got {bias.time_weight.numel()}")
 
 
 registry.register_reference("hstu_attention", reference.hstu_attention)
+registry.register("hstu_attention", registry.Backend("cpu", cpu.hstu_attention, native.why_not))

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 BUCKET_WIDTH = 0.301
+DECAY_UNIT = 86_400.0  # seconds
 
 
 @lru_cache
@@ -35,10 +36,28 @@ def relative_bias(
     query_times: Tensor, key_times: Tensor, position_weight: Tensor, time_weight: Tensor, max_len: int
 ) -> Tensor:
     """Bias of one sequence of n: [n, n]."""
-    n = query_times.shape[0]
-    place = torch.arange(n, device=query_times.device)
-    by_position = _look_up(position_weight, max_len - 1 + place[None, :] - place[:, None])
-    return by_position + _look_up(time_weight, time_buckets(query_times, key_times, time_weight.numel() - 1))
+    return position_weights(query_times.shape[0], position_weight, max_len) + bucket_weights(
+        query_times, key_times, time_weight
+    )
+
+
+def position_weights(n: int, position_weight: Tensor, max_len: int) -> Tensor:
+    """Weight of every pair of positions by their distance, [n, n]."""
+    place = torch.arange(n, device=position_weight.device)
+    return _look_up(position_weight, max_len - 1 + place[None, :] - place[:, None])
+
+
+def bucket_weights(query_times: Tensor, key_times: Tensor, time_weight: Tensor) -> Tensor:
+    """Weight of every pair by the bucket of its distance in time, [queries, keys]."""
+    return _look_up(time_weight, time_buckets(query_times, key_times, time_weight.numel() - 1))
+
+
+def decay_weights(query_times: Tensor, key_times: Tensor, decay: Tensor) -> Tensor:
+    """Weight a · γ^(x^β) of every pair, x = (1 + |difference|) in days, from `decay` = (a, β, γ); [queries, keys]."""
+    seconds = 1 + (query_times[:, None] - key_times[None, :]).abs()
+    log_days = torch.log(seconds.to(decay.dtype) / DECAY_UNIT)
+    amplitude, exponent, base = decay.unbind()
+    return amplitude * torch.exp(torch.log(base) * torch.exp(exponent * log_days))
 
 
 def _look_up(weight: Tensor, index: Tensor) -> Tensor:
@@ -66,4 +85,45 @@ def hstu_attention(
         q_hnd, k_hnd, v_hne = (x[row].transpose(0, 1) for x in (q, k, v))
         scores = torch.tril(F.silu(q_hnd @ k_hnd.transpose(1, 2) + bias) / max_len)
         rows.append((scores @ v_hne).transpose(0, 1))
+    return torch.cat(rows) if rows else v.new_zeros(v.shape)
+
+
+def fuxi_attention(
+    q: Tensor | None,
+    k: Tensor | None,
+    v: Tensor,
+    offsets: Tensor,
+    query_times: Tensor,
+    key_times: Tensor,
+    position_weight: Tensor,
+    time_weight: Tensor,
+    max_len: int,
+    functional: bool,
+) -> Tensor:
+    """See `turbogr.ops.jagged_attention.fuxi.fuxi_attention`; `time_weight` is the decay (a, β, γ) if `functional`."""
+    weigh = decay_weights if functional else bucket_weights
+    rows = []
+    for start, stop in pairwise(offsets.tolist()):
+        row = slice(start, stop)
+        v_hne = v[row].transpose(0, 1)
+        by_position = torch.tril(position_weights(stop - start, position_weight, max_len))
+        by_time = torch.tril(weigh(query_times[row], key_times[row], time_weight))
+        channels = [by_position @ v_hne, by_time @ v_hne]
+        if q is not None and k is not None:
+            q_hnd, k_hnd = (x[row].transpose(0, 1) for x in (q, k))
+            channels.append(torch.tril(F.silu(q_hnd @ k_hnd.transpose(1, 2)) / max_len) @ v_hne)
+        rows.append(torch.cat(channels, dim=2).transpose(0, 1))
+    num_channels = 2 if q is None else 3
+    return torch.cat(rows) if rows else v.new_zeros(0, v.shape[1], num_channels * v.shape[2])
+
+
+def softmax_attention(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, scale: float) -> Tensor:
+    """See `turbogr.ops.jagged_attention.softmax.softmax_attention`."""
+    rows = []
+    for start, stop in pairwise(offsets.tolist()):
+        row = slice(start, stop)
+        q_hnd, k_hnd, v_hne = (x[row].transpose(0, 1) for x in (q, k, v))
+        future = torch.ones(stop - start, stop - start, dtype=torch.bool, device=q.device).triu(1)
+        scores = (scale * q_hnd @ k_hnd.transpose(1, 2)).masked_fill(future, float("-inf"))
+        rows.append((torch.softmax(scores, dim=2) @ v_hne).transpose(0, 1))
     return torch.cat(rows) if rows else v.new_zeros(v.shape)

@@ -1,0 +1,227 @@
+// The relative bias between a block of rows and a block of keys: position_weight by distance in places, time_weight by the
+// bucket of the distance in time. Shared by all heads, never stored beyond a tile.
+//
+// The bucket of a distance is the number of boundaries that are <= it (whole numbers, so the same in every backend). For
+// distances below 2^31 the exponent and three bits of the mantissa of the distance as a float name a bin that holds at
+// most one boundary: a table gives the bucket at the bin's beginning and the boundary inside it. Times of a user rise, and
+// buckets are wide, so most groups of 16 rows fall in one bucket; its ends tell.
+#pragma once
+
+#include "tile_gemm.h"
+
+namespace turbogr {
+namespace TURBOGR_ISA {
+
+constexpr int64_t kGroups = kBlock / kGroup;
+
+class TimeBuckets {
+ public:
+  TimeBuckets(const int64_t* boundaries, int64_t num_buckets) : boundaries_(boundaries), num_(num_buckets) {
+    for (int bin = 0; bin < kBins; ++bin) {
+      const int64_t first = first_of_bin(bin), end = first_of_bin(bin + 1);
+      const int64_t base = exact(static_cast<uint64_t>(first));
+      const bool more = base < num_ && boundaries_[base] < end;
+      base_[bin] = static_cast<int32_t>(base);
+      edge_[bin] = more ? static_cast<int32_t>(boundaries_[base]) : INT32_MAX;
+      if (first < end && exact(static_cast<uint64_t>(end - 1)) > base + (more ? 1 : 0)) exact_table_ = false;
+    }
+  }
+
+  // Whether of() may be used: no bin holds two boundaries.
+  bool has_table() const { return exact_table_; }
+
+  // Buckets of distances in [0, 2^31).
+  vi of(vi distance) const {
+    const vi bin = (bits_of(to_float(max_of(distance, splat(1)))) >> 20) - kFirstBin;
+    return gather(base_, bin) - (vi)(distance >= gather(edge_, bin));
+  }
+
+  // Bucket of any distance; what overflowed int64 counts as negative, like in PyTorch.
+  int64_t exact(uint64_t distance) const {
+    int64_t low = 0, high = num_;
+    while (low < high) {
+      const int64_t middle = (low + high) / 2;
+      if (boundaries_[middle] <= static_cast<int64_t>(distance)) {
+        low = middle + 1;
+      } else {
+        high = middle;
+      }
+    }
+    return low;
+  }
+
+ private:
+  static constexpr int kFirstBin = 127 << 3;
+  static constexpr int kBins = 31 * 8 + 1;
+
+  // The least whole number that falls in this bin or a later one, rounding to a float included.
+  static int64_t first_of_bin(int bin) {
+    const int exponent = bin >> 3;
+    const double edge = static_cast<double>(int64_t(1) << exponent) * (1.0 + (bin & 7) / 8.0);
+    int64_t first = static_cast<int64_t>(edge);
+    if (static_cast<double>(first) < edge) ++first;
+    while (first > 1 && static_cast<double>(static_cast<float>(first - 1)) >= edge) --first;
+    return first;
+  }
+
+  const int64_t* boundaries_;
+  int64_t num_;
+  bool exact_table_ = true;
+  int32_t base_[kBins];
+  int32_t edge_[kBins];
+};
+
+// What the bias of a whole call is made of; `by_distance` points at distance 0 and is readable from -2 * kBlock on and
+// kBlock beyond the longest sequence.
+struct BiasSource {
+  const int64_t* query_times;
+  const int64_t* key_times;
+  const float* by_distance;
+  const float* time_weight;
+  const TimeBuckets* buckets;
+};
+
+// Scratch of one tile of bias. `bucket` and `uniform` tell the backward where each score's gradient goes.
+struct BiasTile {
+  float* bias;         // [kBlock][kBlock], key-major
+  uint16_t* bucket;    // [kBlock][kBlock]; of a uniform group only the first is set
+  uint8_t* uniform;    // [kBlock][kGroups]
+  int32_t* row_times;  // [kBlock + kGroup]
+  int32_t* ends;       // [kLanes], [round_up(kGroups + 1, kLanes)] group beginnings and the last row
+
+  void layout(Arena& arena) {
+    bias = arena.take<float>(kBlock * kBlock);
+    bucket = arena.take<uint16_t>(kBlock * kBlock);
+    uniform = arena.take<uint8_t>(kBlock * kGroups);
+    row_times = arena.take<int32_t>(kBlock + kGroup);
+    ends = arena.take<int32_t>(round_up(kGroups + 1, kLanes));
+  }
+};
+
+struct TimeRange {
+  int64_t low, high;
+  bool rising;
+};
+
+inline TimeRange range_of(const int64_t* times, int64_t n) {
+  TimeRange range{times[0], times[0], true};
+  for (int64_t i = 1; i < n; ++i) {
+    range.low = min_of(range.low, times[i]);
+    range.high = max_of(range.high, times[i]);
+    range.rising &= times[i] >= times[i - 1];
+  }
+  return range;
+}
+
+// Distances beyond 31 bits, or a table that does not serve: one pair at a time.
+inline void fill_bias_slowly(const BiasSource& source, const int64_t* row_times, const int64_t* key_times, int64_t rows,
+                             int64_t keys, const float* by_distance, const BiasTile& tile) {
+  std::memset(tile.uniform, 0, static_cast<size_t>(keys * kGroups));
+  for (int64_t c = 0; c < keys; ++c) {
+    for (int64_t r = 0; r < round_up(rows, kGroup); ++r) {
+      const uint64_t difference = static_cast<uint64_t>(row_times[min_of(r, rows - 1)]) - static_cast<uint64_t>(key_times[c]);
+      const int64_t bucket = source.buckets->exact(static_cast<int64_t>(difference) < 0 ? 0 - difference : difference);
+      tile.bucket[c * kBlock + r] = static_cast<uint16_t>(bucket);
+      tile.bias[c * kBlock + r] = by_distance[r - c] + source.time_weight[bucket];
+    }
+  }
+}
+
+// Fills the tile for rows [row, row + rows) and keys [key, key + keys) of the token arrays; `place` is the distance in
+// places between the first row and the first key. Groups of rows that see none of a key are left as they are.
+inline void fill_bias(const BiasSource& source, int64_t row, int64_t rows, const TimeRange& row_range, int64_t key,
+                      int64_t keys, int64_t place, const BiasTile& tile) {
+  const int64_t* row_times = source.query_times + row;
+  const int64_t* key_times = source.key_times + key;
+  const float* by_distance = source.by_distance + place;
+  const TimeRange key_range = range_of(key_times, keys);
+  const int64_t low = min_of(row_range.low, key_range.low), high = max_of(row_range.high, key_range.high);
+  if (!source.buckets->has_table() || static_cast<uint64_t>(high) - static_cast<uint64_t>(low) > INT32_MAX) {
+    fill_bias_slowly(source, row_times, key_times, rows, keys, by_distance, tile);
+    return;
+  }
+  const int64_t groups = ceil_div(rows, kGroup);
+  for (int64_t r = 0; r < groups * kGroup; ++r) {
+    tile.row_times[r] = static_cast<int32_t>(row_times[min_of(r, rows - 1)] - low);
+  }
+  constexpr int64_t kEnds = (kGroups + 1 + kLanes - 1) / kLanes * kLanes;
+  for (int64_t g = 0; g < kEnds; ++g) tile.ends[g] = tile.row_times[min_of(g * kGroup, groups * kGroup - 1)];
+  int32_t bucket_at_end[kEnds];
+
+  for (int64_t c = 0; c < keys; ++c) {
+    const int32_t key_time = static_cast<int32_t>(key_times[c] - low);
+    if (row_range.rising) {
+      for (int64_t e = 0; e < kEnds; e += kLanes) {
+        store(bucket_at_end + e, source.buckets->of(abs_of(load(tile.ends + e) - key_time)));
+      }
+    }
+    for (int64_t g = max_of(0, c - place) / kGroup; g < groups; ++g) {
+      const bool uniform = row_range.rising && tile.ends[g] >= key_time && bucket_at_end[g] == bucket_at_end[g + 1];
+      tile.uniform[c * kGroups + g] = uniform;
+      if (uniform) {
+        tile.bucket[c * kBlock + g * kGroup] = static_cast<uint16_t>(bucket_at_end[g]);
+        const float weight = source.time_weight[bucket_at_end[g]];
+        for (int64_t r = g * kGroup; r < (g + 1) * kGroup; r += kLanes) {
+          store(tile.bias + c * kBlock + r, load(by_distance + r - c) + weight);
+        }
+        continue;
+      }
+      for (int64_t r = g * kGroup; r < (g + 1) * kGroup; r += kLanes) {
+        const vi bucket = source.buckets->of(abs_of(load(tile.row_times + r) - key_time));
+        store(tile.bucket + c * kBlock + r, __builtin_convertvector(bucket, vs));
+        store(tile.bias + c * kBlock + r, load(by_distance + r - c) + gather(source.time_weight, bucket));
+      }
+    }
+  }
+}
+
+// Gradients of the bias tables while tiles come in; tiles add up in float, tasks in double.
+struct BiasGradient {
+  double* by_distance;   // [longest distance of the task + 1]
+  double* by_bucket;     // [num_weights]
+  float* tile_distance;  // [3 * kBlock]
+  float* tile_bucket;    // [num_weights][kLanes]
+  int64_t num_weights;
+
+  void layout(Arena& arena, int64_t num_time_weights) {
+    tile_distance = arena.take<float>(3 * kBlock);
+    tile_bucket = arena.take<float>(num_time_weights * kLanes);
+    num_weights = num_time_weights;
+  }
+};
+
+// Adds a tile of gradients of scores [key][row] (zeros where a row does not see the key or does not exist).
+inline void add_bias_gradient(const float* scores, const BiasTile& tile, int64_t rows, int64_t keys, int64_t place,
+                              const BiasGradient& into) {
+  const int64_t groups = ceil_div(rows, kGroup);
+  std::memset(into.tile_distance, 0, 3 * kBlock * sizeof(float));
+  std::memset(into.tile_bucket, 0, static_cast<size_t>(into.num_weights * kLanes) * sizeof(float));
+  float* at_zero = into.tile_distance + kBlock;
+  for (int64_t c = 0; c < keys; ++c) {
+    for (int64_t g = max_of(0, c - place) / kGroup; g < groups; ++g) {
+      vf group_sum{};
+      for (int64_t r = g * kGroup; r < (g + 1) * kGroup; r += kLanes) {
+        const vf gradient = load(scores + c * kBlock + r);
+        store(at_zero + r - c, load(at_zero + r - c) + gradient);
+        group_sum += gradient;
+      }
+      if (tile.uniform[c * kGroups + g]) {
+        float* sum = into.tile_bucket + int64_t(tile.bucket[c * kBlock + g * kGroup]) * kLanes;
+        store(sum, load(sum) + group_sum);
+        continue;
+      }
+      for (int64_t r = g * kGroup; r < (g + 1) * kGroup; r += kLanes) {
+        for (int lane = 0; lane < kLanes; ++lane) {
+          into.tile_bucket[int64_t(tile.bucket[c * kBlock + r + lane]) * kLanes + lane] += scores[c * kBlock + r + lane];
+        }
+      }
+    }
+  }
+  for (int64_t at = max_of(-kBlock, -place); at < 2 * kBlock && at < rows; ++at) {
+    into.by_distance[place + at] += static_cast<double>(at_zero[at]);
+  }
+  for (int64_t b = 0; b < into.num_weights; ++b) into.by_bucket[b] += static_cast<double>(sum(load(into.tile_bucket + b * kLanes)));
+}
+
+}  // namespace TURBOGR_ISA
+}  // namespace turbogr
