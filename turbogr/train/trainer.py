@@ -121,7 +121,7 @@ class Trainer:
                         self.checkpoints.save(self.state(), progress)
                         continue
                     for batch in self.loader:
-                        self._step(batch.to(self.device))
+                        self.step(batch.to(self.device))
                         tracker.advance()
                         if progress.step % config.train.log_every == 0:
                             self._record_training(tracker)
@@ -164,7 +164,8 @@ class Trainer:
         )
         return losses.mean(), working_set
 
-    def _step(self, batch: Batch) -> None:
+    def step(self, batch: Batch) -> None:
+        """Train on one batch, which must be on the trainer's device."""
         started = time.perf_counter()
         progress, optimizer = self.progress, self.config.optimizer
         loss, working_set = self.loss(batch, progress.step)

@@ -1,0 +1,174 @@
+"""Training steps of one case, measured in a process of its own so that its memory can be told from everything else's.
+
+Run as `python -m turbogr.bench._training` with the case as JSON on standard input; the result is JSON on standard
+output.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from turbogr import ops
+from turbogr.config import Config, DataConfig, LossConfig, ModelConfig, TrainConfig, parse, resolve
+from turbogr.data.store import Manifest, Store, StoreWriter
+from turbogr.train.trainer import Trainer
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, and batches of `batch_size` sequences whose lengths are lognormal within shortest to model.max_len."""
+
+    model: dict[str, Any]
+    num_items: int
+    batch_size: int
+    median_length: float
+    sigma: float
+    shortest: int = 1
+    num_negatives: int = 128
+    backend: str = "auto"
+    threads: int = 0
+    seconds: float = 10.0
+    min_steps: int = 2
+    profile: bool = False
+
+
+def measure_in_child(case: Case) -> dict[str, Any]:
+    """Measure a case in a fresh process.
+
+    Raises:
+        RuntimeError: the process failed; the message holds the end of what it said.
+    """
+    done = subprocess.run(
+        [sys.executable, "-m", "turbogr.bench._training"],
+        input=json.dumps(dataclasses.asdict(case)),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"the measuring process ended with {done.returncode}: {done.stderr[-2000:]}")
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def draw_lengths(case: Case, count: int, longest: int, seed: int = 0) -> NDArray[np.int64]:
+    """Lengths [count] of the case's distribution."""
+    random = np.random.default_rng(seed)
+    lengths = case.median_length * np.exp(case.sigma * random.standard_normal(count))
+    return np.clip(lengths, case.shortest, longest).astype(np.int64)
+
+
+def measure(case: Case) -> dict[str, Any]:
+    """Train for about `seconds` and at least `min_steps` steps, after one that warms up."""
+    if case.threads:
+        torch.set_num_threads(case.threads)
+    ops.set_backend(case.backend)
+    idle = _resident_bytes("VmRSS")
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = _make_trainer(case, Path(folder))
+        batches = [trainer.loader.batch(0, step) for step in range(trainer.loader.num_batches(0))]
+        trainer.step(batches[0])
+        trainer.progress.window = type(trainer.progress.window)()
+        _reset_peak()
+        started = time.perf_counter()
+        while trainer.progress.window.steps < case.min_steps or time.perf_counter() - started < case.seconds:
+            trainer.step(batches[trainer.progress.step % len(batches)])
+        elapsed = time.perf_counter() - started
+        window = trainer.progress.window
+        result: dict[str, Any] = {
+            "tokens_per_second": window.tokens / elapsed,
+            "sequences_per_second": window.sequences / elapsed,
+            "strict_flops_per_second": window.strict_flops / elapsed,
+            "nominal_flops_per_second": window.nominal_flops / elapsed,
+            "steps": window.steps,
+            "tokens_per_step": window.tokens / window.steps,
+            "peak_memory_bytes": _resident_bytes("VmHWM") - idle,
+            "num_parameters": trainer.model.num_parameters(),
+        }
+        if case.profile:
+            result["profile"] = _profile(trainer, batches[0])
+    return result
+
+
+def _make_trainer(case: Case, folder: Path) -> Trainer:
+    config = Config(
+        model=parse(ModelConfig, case.model, "case"),
+        loss=LossConfig(num_negatives=case.num_negatives),
+        data=DataConfig(batch_size=case.batch_size),
+        train=TrainConfig(tensorboard=False),
+    )
+    config = resolve(config, num_items=case.num_items, typical_length=1, longest_length=2**31)
+    assert config.model.max_len is not None
+    lengths = draw_lengths(case, 8 * case.batch_size, config.model.max_len)
+    store = _write_store(folder / "store", lengths + 2, case.num_items)
+    return Trainer(config, store, folder / "run", device=torch.device("cpu"), gemm_peak=None)
+
+
+def _write_store(path: Path, lengths: NDArray[np.int64], num_items: int) -> Store:
+    """Random items at random times; training costs do not depend on what they are."""
+    random = np.random.default_rng(1)
+    total = int(lengths.sum())
+    with StoreWriter(path) as writer:
+        writer.append("offsets", np.concatenate([[0], np.cumsum(lengths)]), np.int64)
+        writer.append("items", random.integers(0, num_items, total), np.int32)
+        writer.append("times", np.cumsum(random.integers(1, 5000, total)), np.int64)
+        writer.write_vocabulary("user_ids", np.arange(len(lengths)))
+        writer.write_vocabulary("item_ids", np.arange(num_items))
+        return writer.commit(
+            Manifest(
+                source="benchmark",
+                num_users=len(lengths),
+                num_items=num_items,
+                num_events=total,
+                split="leave-one-out",
+                times="real",
+                account={"rows_in": total, "rows_kept": total, "dropped": {}},
+            )
+        )
+
+
+def _profile(trainer: Trainer, batch: Any) -> dict[str, float]:
+    """Milliseconds of one step by operator, largest first, the rest together."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        trainer.step(batch)
+    rows = sorted(profiler.key_averages(), key=lambda row: -row.self_cpu_time_total)
+    shares = {row.key: row.self_cpu_time_total / 1e3 for row in rows}
+    top = dict(list(shares.items())[:12])
+    return {**top, "everything else": sum(shares.values()) - sum(top.values())}
+
+
+def _resident_bytes(field: str) -> int:
+    """VmRSS (now) or VmHWM (peak) of this process; 0 where the system does not tell."""
+    try:
+        lines = Path("/proc/self/status").read_text().splitlines()
+    except OSError:
+        return 0
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
+
+
+def _reset_peak() -> None:
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return  # the peak then includes the preparation
+
+
+def case_from(raw: Mapping[str, Any]) -> Case:
+    return Case(**raw)
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure(case_from(json.load(sys.stdin)))))
