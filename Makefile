@@ -3,8 +3,8 @@
 # make setup   only the set-up      make bench   the benchmarks               make asan     kernels under sanitizers
 # make clean   remove what was built and made here, except .venv (make distclean removes that too)
 #
-# PYTHON=python3.12 chooses the interpreter. TORCH_INDEX=https://download.pytorch.org/whl/cpu takes torch from there,
-# which on Linux saves the CUDA packages that PyPI's torch brings along.
+# PYTHON=python3.12 chooses the interpreter. TORCH_INDEX=URL takes torch from another package index; the one of PyTorch's
+# CPU builds saves the CUDA packages that the usual torch for Linux brings along.
 
 PYTHON ?= python3
 VENV ?= .venv

@@ -97,8 +97,8 @@ def _case(name: str) -> Case:
         model = {"dim": 256, "num_blocks": 4, "num_heads": 4, "max_len": 1024, "dropout": 0.2}
         return Case(model, num_items=20_000, batch_size=16, median_length=320, sigma=0.8, shortest=5)
     family, _, size = name.partition("_")
-    model = {"name": {"hstu": "hstu", "fuxi": "fuxi-gamma"}[family], "preset": size, "dropout": 0.5}
-    return Case(model, num_items=100_000, batch_size=_PRESET_BATCH[size], median_length=8591, sigma=0.796, shortest=5)
+    preset: dict[str, Any] = {"name": {"hstu": "hstu", "fuxi": "fuxi-gamma"}[family], "preset": size, "dropout": 0.5}
+    return Case(preset, num_items=100_000, batch_size=_PRESET_BATCH[size], median_length=8591, sigma=0.796, shortest=5)
 
 
 def _profile_table(name: str, profile: Mapping[str, float]) -> Table:
