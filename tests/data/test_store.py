@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from turbogr.data import store as store_module
+from turbogr.data.store import Manifest, Store, StoreWriter
+from turbogr.errors import UserError
+
+
+def write(path: Path, *, items: int = 4, overwrite: bool = False) -> Store:
+    with StoreWriter(path, overwrite=overwrite) as writer:
+        writer.append("offsets", np.array([0, 2, 2, 5]))
+        writer.append("items", np.array([0, 1], np.int32))
+        writer.append("items", np.array([2, 3, 0], np.int32))
+        writer.append("times", np.arange(5) * 10)
+        writer.append("action.like", np.array([0, 1, 0, 0, 1], np.int8))
+        writer.write_vocabulary("user_ids", pa.array(["a", "b", "é"]))
+        writer.write_vocabulary("item_ids", np.arange(items) * 5)
+        account = {"rows_in": 5, "rows_kept": 5, "dropped": {}}
+        return writer.commit(Manifest("test", 3, items, 5, "leave-one-out", "real", account))
+
+
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+    write(tmp_path / "store")
+    store = Store.open(tmp_path / "store")
+    assert store.offsets.tolist() == [0, 2, 2, 5]
+    assert store.items.tolist() == [0, 1, 2, 3, 0]
+    assert store.times.dtype == np.int64
+    assert store.actions["like"].tolist() == [0, 1, 0, 0, 1]
+    assert store.user_ids.decode([2, 0]).tolist() == ["é", "a"]
+    assert store.item_ids.encode([15, 1]).tolist() == [3, -1]
+    assert store.lengths.tolist() == [2, 0, 3]
+    assert [file.name for file in tmp_path.iterdir()] == ["store"]
+
+
+def test_columns_are_memory_mapped(tmp_path: Path) -> None:
+    store = write(tmp_path / "store")
+    for column in (store.offsets, store.items, store.times, store.actions["like"], store.item_ids.ids):
+        assert isinstance(column, np.memmap)
+
+
+def test_item_counts_up_to_the_ends(tmp_path: Path) -> None:
+    store = write(tmp_path / "store")
+    assert store.item_counts().tolist() == [2, 1, 1, 1]
+    assert store.item_counts(np.array([1, 2, 4])).tolist() == [1, 0, 1, 1]
+
+
+def test_user_blocks_cover_all_users_once(tmp_path: Path) -> None:
+    store = write(tmp_path / "store")
+    for max_events in (1, 2, 3, 100):
+        blocks = list(store.user_blocks(max_events))
+        assert [user for first, last in blocks for user in range(first, last)] == [0, 1, 2]
+
+
+def test_the_content_hash_follows_the_content_alone(tmp_path: Path) -> None:
+    first, second, other = write(tmp_path / "a"), write(tmp_path / "b"), write(tmp_path / "c", items=5)
+    assert first.manifest.content_hash == second.manifest.content_hash != other.manifest.content_hash
+
+
+def test_an_existing_target_is_refused_and_kept(tmp_path: Path) -> None:
+    write(tmp_path / "store")
+    with pytest.raises(UserError, match="already exists"):
+        StoreWriter(tmp_path / "store")
+    assert Store.open(tmp_path / "store").num_events == 5
+
+
+def test_only_stores_are_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "thesis.txt").write_text("42")
+    with pytest.raises(UserError, match="not a prepared store"):
+        StoreWriter(tmp_path / "precious", overwrite=True)
+    assert (tmp_path / "precious" / "thesis.txt").read_text() == "42"
+
+
+@pytest.mark.parametrize("exchange", [True, False])
+def test_overwriting_replaces_the_whole_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: bool
+) -> None:
+    if not exchange:
+        monkeypatch.setattr(store_module, "_exchange", lambda first, second: False)
+    write(tmp_path / "store")
+    write(tmp_path / "store", items=9, overwrite=True)
+    assert Store.open(tmp_path / "store").num_items == 9
+    assert [file.name for file in tmp_path.iterdir()] == ["store"]
+
+
+def test_an_exception_leaves_nothing_behind(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError), StoreWriter(tmp_path / "store") as writer:
+        writer.append("items", np.zeros(3))
+        (writer.scratch / "x").write_text("x")
+        raise RuntimeError
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_is_told_in_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is full"), StoreWriter(tmp_path / "store"):
+        raise OSError(28, "No space left on device")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_writer_left_is_removed_by_the_next(tmp_path: Path) -> None:
+    abandoned = tmp_path / ".store.partial-abc"
+    abandoned.mkdir()
+    (abandoned / "items.npy").write_bytes(b"half")
+    with StoreWriter(tmp_path / "store") as running:
+        write(tmp_path / "store")
+        assert running.folder.exists(), "a writer at work must not be disturbed"
+    assert [file.name for file in tmp_path.iterdir()] == ["store"]
+
+
+def test_a_missing_store_names_the_remedy(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="does not exist.*turbogr prepare"):
+        Store.open(tmp_path / "nothing")
+    with pytest.raises(UserError, match="not a prepared store"):
+        Store.open(tmp_path)
+
+
+def test_another_version_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "store").path / "manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "schema_version": 99}))
+    with pytest.raises(UserError, match="version 99.*prepare the store again"):
+        Store.open(tmp_path / "store")
+
+
+@pytest.mark.parametrize("damage", ["missing", "short", "longer", "manifest"])
+def test_a_damaged_store_is_refused(tmp_path: Path, damage: str) -> None:
+    path = write(tmp_path / "store").path
+    if damage == "missing":
+        (path / "items.npy").unlink()
+    elif damage == "short":
+        os.truncate(path / "items.npy", 130)
+    elif damage == "longer":
+        shutil.copy(path / "offsets.npy", path / "times.npy")
+    else:
+        os.truncate(path / "manifest.json", 100)
+    with pytest.raises(UserError, match="prepare the store again"):
+        Store.open(path)
