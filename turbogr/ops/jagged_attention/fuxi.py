@@ -41,7 +41,7 @@ def fuxi_attention(
     *,
     max_len: int,
 ) -> Tensor:
-    """Return the channels of every head side by side, [T, h, c · e]: by position, by time and, given q and k, by content.
+    """Return the channels of every head side by side, [T, h, c · e]: position, time and, given q and k, content.
 
     Over j <= i they are sum_j position_weight[max_len - 1 + j - i] · v_j, sum_j time_ij · v_j and
     sum_j SiLU(q_i · k_j) / max_len · v_j; c is 3, or 2 when q and k are None.
