@@ -71,7 +71,10 @@ def test_training_never_reaches_a_target(store: Store, rule: str) -> None:
 
 
 def test_rules_are_read(store: Store) -> None:
-    assert parse_rule("time:2022-05-01") == f"time:{int(datetime.datetime(2022, 5, 1, tzinfo=datetime.timezone.utc).timestamp())}"
+    assert (
+        parse_rule("time:2022-05-01")
+        == f"time:{int(datetime.datetime(2022, 5, 1, tzinfo=datetime.timezone.utc).timestamp())}"
+    )
     assert parse_rule("time:1970-01-01T01:00:00+01:00,60") == "time:0,60"
     with pytest.raises(UserError, match="Did you mean 'leave-one-out'"):
         parse_rule("leave-one-ot")
@@ -94,7 +97,9 @@ def test_positions_cannot_be_cut_in_time(tmp_path: Path) -> None:
 
 def test_the_leak_is_the_share_of_later_training_events(tmp_path: Path) -> None:
     # User 1 is done before user 2 starts: all of user 2's training events are later than user 1's test event.
-    table = pl.DataFrame({"user_id": [1] * 5 + [2] * 5, "item_id": list(range(10)), "timestamp": list(range(0, 1000, 100))})
+    table = pl.DataFrame(
+        {"user_id": [1] * 5 + [2] * 5, "item_id": list(range(10)), "timestamp": list(range(0, 1000, 100))}
+    )
     store = prepare_table(table, tmp_path / "store")
     leak = future_leak(store, Split.of(store, "leave-one-out"))
     assert leak is not None

@@ -80,9 +80,7 @@ def test_only_stores_are_overwritten(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("exchange", [True, False])
-def test_overwriting_replaces_the_whole_store(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: bool
-) -> None:
+def test_overwriting_replaces_the_whole_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: bool) -> None:
     if not exchange:
         monkeypatch.setattr(store_module, "_exchange", lambda first, second: False)
     write(tmp_path / "store")

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from turbogr.data.ranges import add_counts
 from turbogr.data.vocabulary import Int64Array
 
 Blocks = Callable[[], Iterable[tuple[NDArray[np.integer[Any]], NDArray[np.integer[Any]]]]]
@@ -42,8 +43,8 @@ def core(
         item_counts = np.zeros(num_items, np.int64)
         for users, items in blocks():
             alive = keep_user[users] & keep_item[items]
-            user_counts += np.bincount(users[alive], minlength=num_users)
-            item_counts += np.bincount(items[alive], minlength=num_items)
+            add_counts(user_counts, users[alive])
+            add_counts(item_counts, items[alive])
         # An id without events goes too, also where no minimum is asked for.
         next_user = user_counts >= max(min_user_events, 1)
         next_item = item_counts >= max(min_item_events, 1)

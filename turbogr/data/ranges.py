@@ -1,8 +1,11 @@
-"""Index arithmetic on many ranges at once."""
+"""Index arithmetic on many ranges and rows at once."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+from numpy.typing import NDArray
 
 from turbogr.data.vocabulary import Int64Array
 
@@ -12,3 +15,11 @@ def concatenated_ranges(starts: Int64Array, lengths: Int64Array) -> Int64Array:
     ends = np.cumsum(lengths)
     total = int(ends[-1]) if len(ends) else 0
     return np.repeat(starts - (ends - lengths), lengths) + np.arange(total, dtype=np.int64)
+
+
+def add_counts(counts: Int64Array, rows: NDArray[np.integer[Any]]) -> None:
+    """Add to `counts` [n] how often each of 0..n - 1 occurs in `rows`, in time that does not depend on n if n is large."""
+    if len(counts) > 8 * len(rows):
+        np.add.at(counts, rows, 1)
+    else:
+        counts += np.bincount(rows, minlength=len(counts))

@@ -29,6 +29,7 @@ import pyarrow as pa
 from numpy.typing import DTypeLike, NDArray
 
 from turbogr import __version__
+from turbogr.data.ranges import add_counts
 from turbogr.data.vocabulary import Int64Array, Vocabulary
 from turbogr.errors import UserError
 
@@ -156,7 +157,7 @@ class Store:
             if ends is not None:
                 limit = np.repeat(ends[first:last], np.diff(self.offsets[first : last + 1]))
                 items = items[np.arange(start, stop) < limit]
-            counts += np.bincount(items, minlength=self.num_items)
+            add_counts(counts, items)
         return counts
 
     def __repr__(self) -> str:
