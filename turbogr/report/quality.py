@@ -139,13 +139,15 @@ def _part_name(part: str) -> str:
 
 
 def _protocol(run: Run) -> str:
-    """Return what was measured, and how many users had nothing to measure."""
+    """Return what was measured, on which checkpoint, and how many users had nothing to measure."""
     evaluation = run.evaluation or {}
+    words = wording.sentence(evaluation.get("protocol"))
+    if not words:
+        return "evaluation.json does not state its protocol, so do not compare these numbers."
     skipped = evaluation.get("skipped")
     reasons = skipped.items() if isinstance(skipped, dict) else []
     left_out = "; ".join(f"{wording.count(users)} ({reason})" for reason, users in reasons if wording.number(users) > 0)
-    words = wording.sentence(evaluation.get("protocol"))
-    return f"{words} Users not measured: {left_out}." if words and left_out else words
+    return f"{words} Users not measured: {left_out}." if left_out else words
 
 
 def _num_users(run: Run, part: str) -> str | None:
@@ -212,19 +214,7 @@ def metrics(run: Run) -> Section:
                 "figure": _comparison(scores, systems),
             }
         )
-    evaluation = run.evaluation or {}
-    return Section(
-        "metrics",
-        "Metrics",
-        "metrics.html",
-        {
-            "tables": tables,
-            "protocol": _protocol(run),
-            "selected_on": evaluation.get("selected_on"),
-            "step": wording.count(evaluation.get("step")),
-            "epoch": evaluation.get("epoch"),
-        },
-    )
+    return Section("metrics", "Metrics", "metrics.html", {"tables": tables, "protocol": _protocol(run)})
 
 
 def _comparison(scores: Scores, systems: dict[str, dict[str, float]]) -> Figure:
