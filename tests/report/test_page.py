@@ -151,7 +151,7 @@ HOSTILE = [
     "</title></style></script><script>alert(1)</script>",
     "{{ 7*7 }}{% raw %}",
     "javascript:alert(1)",
-    "a\x00b\u202e\u2028",
+    "a\x00b\u202e\u2028\ud800",
     "x" * 5000,
     "&lt;b&gt;",
 ]

@@ -65,7 +65,7 @@ def render(run: Run, sections: Sequence[SectionBuilder] = SECTIONS) -> str:
     )
     script = (_FOLDER / "script.js").read_text(encoding="utf-8")
     style = (_FOLDER / "style.css").read_text(encoding="utf-8") + STYLE
-    return environment.get_template("page.html").render(
+    page = environment.get_template("page.html").render(
         run=run,
         model=quality.model_name(run),
         status=str(run.info.get("status") or "unknown"),
@@ -77,3 +77,5 @@ def render(run: Run, sections: Sequence[SectionBuilder] = SECTIONS) -> str:
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         version=__version__,
     )
+    # JSON and file names can hold lone surrogates, which UTF-8 cannot.
+    return page.encode("utf-8", "replace").decode("utf-8")
