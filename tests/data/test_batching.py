@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -40,7 +41,7 @@ def test_a_token_budget_is_kept_and_every_sequence_comes_once(
     assert sorted(np.concatenate(plan).tolist() if plan else []) == list(range(len(lengths)))
     for batch in plan:
         assert len(batch) == 1 or lengths[batch].sum() <= budget
-    for batch, following in zip(plan[:-1], plan[1:], strict=True):
+    for batch, following in itertools.pairwise(plan):
         assert lengths[batch].sum() + lengths[following[0]] > budget, "a batch was closed although one more fits"
 
 

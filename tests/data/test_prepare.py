@@ -157,7 +157,7 @@ def test_conditions_on_rows(tmp_path: Path) -> None:
     for wrong in ("rating", "rating ~ 4", "rating >= four", "rating >= 1.2.3"):
         with pytest.raises(UserError, match="cannot read the condition"):
             prepare_table(table_, tmp_path / "other", where=[wrong])
-    with pytest.raises(UserError, match="no column 'ratng'.*Did you mean 'rating'"):
+    with pytest.raises(UserError, match=r"no column 'ratng'.*Did you mean 'rating'"):
         prepare_table(table_, tmp_path / "other", where=["ratng > 1"])
 
 
@@ -184,14 +184,14 @@ def test_what_is_no_table_is_refused(tmp_path: Path) -> None:
 
 def test_look_alike_ids_stay_apart_with_a_warning(tmp_path: Path) -> None:
     events = [("Ann", "x", 1), ("ann", "X ", 2), ("ann ", "y", 3)]
-    with pytest.warns(prepare.DataWarning, match="2 user ids differ .* only in case or in spaces"):
+    with pytest.warns(prepare.DataWarning, match=r"2 user ids differ .* only in case or in spaces"):
         store = prepare_table(frame(events), tmp_path / "store")
     assert store.num_users == 3
 
 
 def test_a_leaking_split_is_told(tmp_path: Path) -> None:
     events = [(u, i, 1000 * u + i) for u in range(9) for i in range(9)]
-    with pytest.warns(prepare.DataWarning, match="trains on the future.*--split time:"):
+    with pytest.warns(prepare.DataWarning, match=r"trains on the future.*--split time:"):
         prepare_table(frame(events), tmp_path / "store")
 
 
@@ -211,7 +211,7 @@ def test_options_are_checked(tmp_path: Path) -> None:
 
 
 def test_nothing_left_after_filtering_is_an_error_with_the_account(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no user.*50 rows in.*user with fewer than 99 events: 50"):
+    with pytest.raises(UserError, match=r"no user.*50 rows in.*user with fewer than 99 events: 50"):
         prepare_table(frame(random_events(50, 5, 5, seed=0)), tmp_path / "store", min_user_events=99)
 
 

@@ -90,10 +90,14 @@ def test_overwriting_replaces_the_whole_store(tmp_path: Path, monkeypatch: pytes
 
 
 def test_an_exception_leaves_nothing_behind(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError), StoreWriter(tmp_path / "store") as writer:
-        writer.append("items", np.zeros(3))
-        (writer.scratch / "x").write_text("x")
-        raise RuntimeError
+    def fail() -> None:
+        with StoreWriter(tmp_path / "store") as writer:
+            writer.append("items", np.zeros(3))
+            (writer.scratch / "x").write_text("x")
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -114,7 +118,7 @@ def test_what_a_killed_writer_left_is_removed_by_the_next(tmp_path: Path) -> Non
 
 
 def test_a_missing_store_names_the_remedy(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="does not exist.*turbogr prepare"):
+    with pytest.raises(UserError, match=r"does not exist.*turbogr prepare"):
         Store.open(tmp_path / "nothing")
     with pytest.raises(UserError, match="not a prepared store"):
         Store.open(tmp_path)
@@ -123,7 +127,7 @@ def test_a_missing_store_names_the_remedy(tmp_path: Path) -> None:
 def test_another_version_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "store").path / "manifest.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "schema_version": 99}))
-    with pytest.raises(UserError, match="version 99.*prepare the store again"):
+    with pytest.raises(UserError, match=r"version 99.*prepare the store again"):
         Store.open(tmp_path / "store")
 
 

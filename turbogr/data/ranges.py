@@ -18,8 +18,8 @@ def concatenated_ranges(starts: Int64Array, lengths: Int64Array) -> Int64Array:
 
 
 def add_counts(counts: Int64Array, rows: NDArray[np.integer[Any]]) -> None:
-    """Add to `counts` [n] how often each of 0..n - 1 occurs in `rows`, in time that does not depend on n if n is large."""
-    if len(counts) > 8 * len(rows):
-        np.add.at(counts, rows, 1)
+    """Add to `counts` [n] how often each of 0..n - 1 occurs in `rows`; cheap also where n is far larger."""
+    if len(counts) > len(rows):
+        np.add.at(counts, rows.astype(np.int64), 1)  # other types take numpy's slow path
     else:
         counts += np.bincount(rows, minlength=len(counts))
