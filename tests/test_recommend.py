@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import datetime
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+import turbogr
 from tests.stores import draw_histories, write_store
 from turbogr.data.batching import Batch
 from turbogr.data.split import Split
@@ -244,3 +247,12 @@ def test_k_must_be_positive(recommender: Recommender) -> None:
         recommender.recommend_users(k=-1)
     with pytest.raises(UserError, match="k is 0"):
         recommender.similar_items("item-001", k=0)
+
+
+def test_load_is_at_the_top_of_the_package_and_costs_nothing_until_used() -> None:
+    script = (
+        "import sys, turbogr; assert 'torch' not in sys.modules; assert turbogr.load.__module__ == 'turbogr.recommend'"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+    with pytest.raises(AttributeError, match="no attribute 'lode'"):
+        turbogr.lode  # noqa: B018

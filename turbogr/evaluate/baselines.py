@@ -61,11 +61,15 @@ def markov_ranks(
     last_items = store.items[held_out.events - 1].astype(np.int64)
     targets = held_out.targets
     ranks = np.empty(len(held_out), np.int64)
-    for first, last in _source_ranges(counts):
+    wanted = np.zeros(store.num_items, bool)
+    wanted[last_items] = True
+    for first, last in _source_ranges(np.where(wanted, counts, 0)):
         asked = np.flatnonzero((last_items >= first) & (last_items < last))
         if not len(asked):
             continue
-        chain = _Chain.of(store, split, popularity, weight, first, last, stop)
+        sources = wanted.copy()
+        sources[:first], sources[last:] = False, False
+        chain = _Chain.of(store, split, popularity, weight, sources, stop)
         scores = chain.scores(last_items[asked], targets[asked])
         ranks[asked] = 1 + chain.num_better(last_items[asked], scores, targets[asked])
         if filter_seen:
@@ -106,7 +110,7 @@ class _Popularity:
 
 @dataclass(frozen=True)
 class _Chain:
-    """Transitions out of the item rows first..last - 1, one entry per distinct pair, twice sorted.
+    """Transitions out of some items, one entry per distinct pair, twice sorted.
 
     A score is c(i, j) · N + w · count(j) with N the number of training events: N times the definition, a whole number.
     `pairs` are i · V + j ascending with their counts; `by_place` i · V + place(j) ascending; `best_scores` and
@@ -123,11 +127,17 @@ class _Chain:
 
     @classmethod
     def of(
-        cls, store: Store, split: Split, popularity: _Popularity, weight: int, first: int, last: int, stop: Stop | None
+        cls,
+        store: Store,
+        split: Split,
+        popularity: _Popularity,
+        weight: int,
+        sources: NDArray[np.bool_],
+        stop: Stop | None,
     ) -> _Chain:
         num_items = store.num_items
-        parts = list(_transitions(store, split, first, last, stop))
-        pairs, counts = np.unique(np.concatenate(parts), return_counts=True)
+        parts = list(_transitions(store, split, sources, stop))
+        pairs, counts = _distinct(np.concatenate(parts))
         source, row = np.divmod(pairs, num_items)
         scores = counts * popularity.total + weight * popularity.counts[row]
         by_place = np.sort(source * num_items + popularity.places[row])
@@ -172,8 +182,8 @@ def _source_ranges(counts: Int64Array) -> Iterator[tuple[int, int]]:
         first = last
 
 
-def _transitions(store: Store, split: Split, first: int, last: int, stop: Stop | None) -> Iterator[Int64Array]:
-    """Yield i · V + j for every training event j that follows i, with i among the item rows first..last - 1."""
+def _transitions(store: Store, split: Split, sources: NDArray[np.bool_], stop: Stop | None) -> Iterator[Int64Array]:
+    """Yield i · V + j for every training event j that follows i, where i is one of the `sources` [V]."""
     for low, high in store.user_blocks(MAX_EVENTS):
         if stop is not None:
             stop()
@@ -181,7 +191,7 @@ def _transitions(store: Store, split: Split, first: int, last: int, stop: Stop |
         items = np.asarray(store.items[start:end], np.int64)
         limit = np.repeat(split.train_end[low:high], np.diff(store.offsets[low : high + 1]))[:-1]
         follows = np.arange(start + 1, end) < limit
-        follows &= (items[:-1] >= first) & (items[:-1] < last)
+        follows &= sources[items[:-1]]
         yield (items[:-1] * store.num_items + items[1:])[follows]
 
 
@@ -199,9 +209,16 @@ def _seen_items(held_out: HeldOut, asked: Int64Array, stop: Stop | None) -> Iter
         items, lengths = held_out.histories(first, last)
         user = np.repeat(np.arange(first, last), lengths)
         keep = wanted[user] & (items != targets[user])
-        pairs = np.unique((user[keep] - first) * num_items + items[keep])
+        pairs, _ = _distinct((user[keep] - first) * num_items + items[keep])
         user, items = np.divmod(pairs, num_items)
         yield user + first, items
+
+
+def _distinct(values: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """Return the distinct values, ascending, and how often each occurs; np.unique hashes, which takes far longer."""
+    values = np.sort(values)
+    starts = np.flatnonzero(np.concatenate([[True], values[1:] != values[:-1]])) if len(values) else values
+    return values[starts], np.diff(starts, append=len(values))
 
 
 def _subtract(ranks: Int64Array, user: Int64Array, better: NDArray[np.bool_]) -> None:
