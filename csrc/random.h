@@ -17,6 +17,20 @@ inline Word mix(Word x) {
   return x ^ (x >> 16);
 }
 
+// The words of one key: word(column) for any column.
+struct RowWords {
+  RowWords() = default;
+  RowWords(uint32_t seed_low, uint32_t seed_high, int64_t key) {
+    const uint64_t bits = static_cast<uint64_t>(key);
+    first = mix(mix(static_cast<uint32_t>(bits) ^ seed_low) ^ static_cast<uint32_t>(bits >> 32));
+    second = mix(mix(first ^ seed_high) + kGolden);
+  }
+  uint64_t at(uint32_t column) const { return mix(column * kGolden + first) ^ second; }
+  vu at(vu columns) const { return mix(columns * kGolden + first) ^ second; }
+
+  uint32_t first = 0, second = 0;
+};
+
 // The dropout of one row: which columns stay, and the factor of those that do. A rate of 0 keeps all.
 class RowDropout {
  public:
@@ -27,24 +41,21 @@ class RowDropout {
 
   void start_row(const int64_t* keys, int64_t row) {
     if (!active_) return;
-    const uint64_t key = static_cast<uint64_t>(keys[row]);
-    first_ = mix(mix(static_cast<uint32_t>(key) ^ low_) ^ static_cast<uint32_t>(key >> 32));
-    second_ = mix(mix(first_ ^ high_) + kGolden);
+    words_ = RowWords(low_, high_, keys[row]);
   }
 
   // Factors of the columns from `column` on: 0 or 1 / (1 - rate).
   vf factors(int64_t column) const {
     if (!active_) return splat(1.0f);
     const vu columns = (vu)lane_numbers() + static_cast<uint32_t>(column);
-    const vu words = mix(columns * kGolden + first_) ^ second_;
-    return words >= threshold_ ? splat(scale_) : vf{};
+    return words_.at(columns) >= threshold_ ? splat(scale_) : vf{};
   }
 
  private:
   uint32_t low_, high_, threshold_;
   float scale_;
   bool active_;
-  uint32_t first_ = 0, second_ = 0;
+  RowWords words_;
 };
 
 }  // namespace TURBOGR_ISA

@@ -6,8 +6,9 @@ import torch
 from torch import Tensor
 
 from turbogr import random
-from turbogr.ops import registry
+from turbogr.ops import native, registry
 from turbogr.ops.checks import check_shape
+from turbogr.ops.random_integers import cpu
 
 
 def random_integers(keys: Tensor, seed: int, num_columns: int, bound: int) -> Tensor:
@@ -29,3 +30,4 @@ def random_integers(keys: Tensor, seed: int, num_columns: int, bound: int) -> Te
 
 
 registry.register_reference("random_integers", random.random_integers)
+registry.register("random_integers", registry.Backend("cpu", cpu.random_integers, native.why_not))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from turbogr.ops import registry
+from turbogr.ops import native, registry
 from turbogr.ops.checks import check_index, check_shape
-from turbogr.ops.sampled_softmax import reference
+from turbogr.ops.sampled_softmax import cpu, reference
 
 NORM_EPS = reference.NORM_EPS
 
@@ -47,3 +47,4 @@ def sampled_softmax(
 
 
 registry.register_reference("sampled_softmax", reference.sampled_softmax)
+registry.register("sampled_softmax", registry.Backend("cpu", cpu.sampled_softmax, native.why_not))
