@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -11,6 +12,8 @@ from numpy.typing import NDArray
 
 from turbogr.data.sources.block import NO_COLUMN, Columns, ReadOptions, RowFilter
 from turbogr.errors import UserError, nearest
+
+_ALIKE = 0.75
 
 # Per role, tiers of names; a later tier counts only where an earlier one has no match.
 _USUAL = {
@@ -112,9 +115,13 @@ def _choose(role: str, named: str | None, names: Sequence[str], place: str) -> s
 
 
 def _nearest_to_usual(role: str, names: Sequence[str]) -> str:
+    """Suggest the column whose name is most like a usual one."""
     usual = [name for tier in _USUAL[role] for name in tier.split()]
-    close = [name for name in names if nearest(_plain(name), usual)]
-    return f" Did you mean --{role}-column {close[0]}?" if close else ""
+    likeness = {
+        name: max(difflib.SequenceMatcher(None, _plain(name), other).ratio() for other in usual) for name in names
+    }
+    best = max(likeness, key=lambda name: likeness[name])
+    return f" Did you mean --{role}-column {best}?" if likeness[best] >= _ALIKE else ""
 
 
 def _check_exists(name: str, names: Sequence[str], place: str, option: str | None) -> None:

@@ -123,7 +123,9 @@ class RowParser:
             return texts
         integers = _canonical_integers(texts.filter(pa.array(~checks.bad)))
         if integers is None:
-            _refuse_long_integers(texts, role, name, checks)
+            _flag_long_integers(texts, role, name, checks)
+            integers = _canonical_integers(texts.filter(pa.array(~checks.bad)))
+        if integers is None:
             raise TextIdsFound(role)
         out = np.zeros(len(texts), np.int64)
         out[~checks.bad] = integers
@@ -227,7 +229,7 @@ def _canonical_integers(texts: pa.Array) -> Int64Array | None:
     return values if bool((digits + (values < 0) == lengths).all()) else None
 
 
-def _refuse_long_integers(texts: pa.Array, role: str, name: str, checks: _Checks) -> None:
+def _flag_long_integers(texts: pa.Array, role: str, name: str, checks: _Checks) -> None:
     """Flag integers beyond 64 bits in a column of integers; where other texts occur, the column is text anyway."""
     integer = pc.fill_null(pc.match_substring_regex(texts, r"^-?(0|[1-9][0-9]*)$"), False).to_numpy(
         zero_copy_only=False
@@ -267,6 +269,10 @@ def _numbers(values: pa.Array, name: str, checks: _Checks) -> NDArray[np.float64
     checks.flag(
         unreadable | np.isinf(numbers) | (np.abs(numbers) > _LARGEST_EXACT),
         "unreadable number",
-        lambda k: f"{str(original[k].as_py())!r} in column {name!r} is not a number that can be kept",
+        lambda k: f"{_shown(original[k].as_py())} in column {name!r} is not a number that can be kept",
     )
     return numbers  # type: ignore[no-any-return]
+
+
+def _shown(value: object) -> str:
+    return repr(value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value))

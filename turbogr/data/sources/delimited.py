@@ -24,6 +24,7 @@ from turbogr.errors import UserError
 _PIECE = 1 << 24
 _LONGEST_QUOTED = 1 << 26
 _UNIT_SEPARATOR = "\x1f"
+_LINE_END = re.compile(rb"\r\n|\n|\r")
 _BOMS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 
 
@@ -110,18 +111,20 @@ def _records(data: bytes, layout: Layout) -> Iterator[bytes]:
     start = 0
     quoted = _quoted_fields(layout) if layout.quoted else None
     while start < len(data):
-        end = data.find(b"\n", start) + 1 or len(data)
+        end = _line_end(data, start)
         if quoted is not None and b'"' in data[start:end]:
-            position = start
             for match in quoted.finditer(data, start):
                 if match.start() >= end:
                     break
                 if match.end() > end:
-                    end = data.find(b"\n", match.end()) + 1 or len(data)
-                position = match.end()
-            assert position <= len(data)
+                    end = _line_end(data, match.end())
         yield data[start:end]
         start = end
+
+
+def _line_end(data: bytes, start: int) -> int:
+    match = _LINE_END.search(data, start)
+    return match.end() if match else len(data)
 
 
 def _quoted_fields(layout: Layout) -> re.Pattern[bytes]:
@@ -204,7 +207,31 @@ def _parse_block(lines: Lines, width: int, wanted: list[str], layout: Layout) ->
         ragged.append((row.number - 1, f"{row.actual_columns} columns instead of {row.expected_columns}"))
         return "skip"
 
-    table = pacsv.read_csv(
+    def parse(data: bytes) -> pa.Table:
+        return _read_csv(data, width, wanted, layout, delimiter, note)
+
+    try:
+        return parse(data), ragged
+    except pa.ArrowInvalid:
+        pass
+    # Arrow cannot report a ragged row that is not UTF-8. A readable copy of the text tells which rows are ragged.
+    ragged.clear()
+    parse(data.decode("utf-8", "replace").encode())
+    gone = {row for row, _ in ragged}
+    whole = (record for record in _records(data, layout) if record.strip(b"\r\n"))
+    rest = b"".join(record for row, record in enumerate(whole) if row not in gone)
+    return (parse(rest) if rest else parse(b"\n")), ragged
+
+
+def _read_csv(
+    data: bytes,
+    width: int,
+    wanted: list[str],
+    layout: Layout,
+    delimiter: str,
+    note: Callable[[pacsv.InvalidRow], str],
+) -> pa.Table:
+    return pacsv.read_csv(
         pa.BufferReader(data),
         pacsv.ReadOptions(
             column_names=[f"c{place}" for place in range(width)], use_threads=False, block_size=len(data) + 1
@@ -219,7 +246,6 @@ def _parse_block(lines: Lines, width: int, wanted: list[str], layout: Layout) ->
             include_columns=wanted, column_types=dict.fromkeys(wanted, pa.binary()), strings_can_be_null=False
         ),
     )
-    return table, ragged
 
 
 def _check_quotes(lines: Lines, records: int, layout: Layout, file: Path) -> None:

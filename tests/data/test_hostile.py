@@ -1,0 +1,241 @@
+"""Input that is wrong is refused with its place, or dropped and counted where the user allows it; nothing crashes."""
+
+from __future__ import annotations
+
+import json
+import re
+import warnings
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from tests.data.logs import random_events, write_csv
+from turbogr.data.prepare import prepare
+from turbogr.data.sources import delimited
+from turbogr.data.store import Store
+from turbogr.errors import UserError
+
+pytestmark = pytest.mark.filterwarnings("ignore::turbogr.data.prepare.DataWarning")
+
+HEADER = b"user_id,item_id,timestamp\n"
+GOOD = b"1,2,1650000000\n3,4,1650000001\n1,4,1650000002\n"
+
+WRONG_ROWS = {
+    "broken UTF-8": (b"1,\xff\xfe,1650000005\n", "bytes that are not UTF-8", "broken UTF-8"),
+    "too few columns": (b"1,2\n", "2 columns instead of 3", "ragged row"),
+    "too many columns": (b"1,2,1650000005,9\n", "4 columns instead of 3", "ragged row"),
+    "NaN": (b"1,2,nan\n", "not a number", "unreadable time"),
+    "infinite": (b"1,2,inf\n", "not a number", "unreadable time"),
+    "text for a time": (b"1,2,noon\n", "'noon'.*not a number", "unreadable time"),
+    "no time": (b"1,2,\n", "missing", "missing time"),
+    "spaces for a time": (b"1,2,  \n", "missing", "missing time"),
+    "negative time": (b"1,2,-5\n", "negative", "negative time"),
+    "the year 50000": (b"1,2,1515700000000\n", "after the year 2200", "time after the year 2200"),
+    "time beyond 64 bits": (b"1,2,99999999999999999999999\n", "after the year 2200", "time after the year 2200"),
+    "no user": (b",2,1650000005\n", "the user.*is missing", "missing user"),
+    "no item": (b"1,,1650000005\n", "the item.*is missing", "missing item"),
+    "item beyond 64 bits": (b"1,18446744073709551616,1650000005\n", "does not fit 64 bits", "integer beyond 64 bits"),
+}
+
+
+def prepare_bytes(folder: Path, data: bytes, suffix: str = "csv", **options: object) -> Store:
+    path = folder / f"log.{suffix}"
+    path.write_bytes(data)
+    source = {"csv": "csv", "jsonl": "jsonl", "parquet": "parquet"}[suffix]
+    return prepare(source, [path], folder / "store", overwrite=True, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("case", WRONG_ROWS)
+@pytest.mark.parametrize("pieces", [1 << 24, 60])
+def test_a_wrong_row_is_refused_with_its_line_or_dropped_and_counted(
+    tmp_path: Path, case: str, pieces: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delimited, "_PIECE", pieces)
+    row, message, reason = WRONG_ROWS[case]
+    data = HEADER + GOOD + b"\n" + row + GOOD
+    with pytest.raises(UserError, match=rf"log\.csv, line 6: .*{message}"):
+        prepare_bytes(tmp_path, data)
+    assert [file.name for file in tmp_path.iterdir()] == ["log.csv"]
+    store = prepare_bytes(tmp_path, data, drop_bad_rows=True)
+    assert store.manifest.account == {"rows_in": 7, "rows_kept": 6, "dropped": {reason: 1}}
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "log.csv is empty"),
+        (HEADER, "holds no rows"),
+        (HEADER + b"\n\n", "no rows|no user"),
+        (b"\n" + HEADER + GOOD, "line 1: the header is blank"),
+        (HEADER + b'1,"2,1650000000\n3,4,5\n', "line 2: a quote is opened here and never closed"),
+        (HEADER + GOOD + b'1,2,"1650000000\n' + GOOD, "line 5: a quote is opened here and never closed"),
+        (b"user_id,item_id,item_id,timestamp\n1,2,2,3\n", "2 columns are called 'item_id'"),
+        (b"user_id,item_id,video_id,timestamp\n1,2,2,3\n", "'item_id' and 'video_id' both look like the item"),
+        (b"user_id,itm_id,timestamp\n1,2,3\n", "no column looks like the item.*Did you mean --item-column itm_id"),
+        (b"user_id,item_id\n1,2\n", "no column looks like the time.*--time-column none"),
+        (HEADER.replace(b"\n", b"\r") + b"1,2,3\r", "carriage return"),
+        ("user_id,item_id,timestamp\n1,2,3\n".encode("utf-16"), "UTF-16"),
+        (b"\xff" + HEADER + GOOD, "header is not UTF-8"),
+        (HEADER + b"1,2,5\n1,3,6\n", "a single user"),
+        (HEADER + b"1,2,5\n2,2,6\n", "a single item"),
+        (HEADER + b"1,2,1650000000000\n3,4,1650000000001\n5,6,1650000000\n", "line 4: .*does not fit the unit 'ms'"),
+    ],
+)
+def test_a_wrong_file_is_refused(tmp_path: Path, data: bytes, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        prepare_bytes(tmp_path, data)
+    assert [file.name for file in tmp_path.iterdir()] == ["log.csv"]
+
+
+def test_the_line_is_right_after_quoted_line_ends(tmp_path: Path) -> None:
+    header = b"note,user_id,item_id,timestamp\n"
+    data = header + b'"a\nb",1,2,5\n"""\n\n",3,4,6\n\nx,1,2,oops\n'
+    with pytest.raises(UserError, match=r"line 8: .*'oops'"):
+        prepare_bytes(tmp_path, data)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"user_id": 1, "item_id": 2', "not JSON"),
+        ('{"user_id": "x", "item_id": 2, "timestamp": 5}', "field 'user_id' is \"x\".*a number"),
+        ('{"user_id": 1, "item_id": [2], "timestamp": 5}', "field 'item_id'"),
+        ('{"user_id": 1, "item_id": 99999999999999999999, "timestamp": 5}', "does not fit 64 bits"),
+        ('{"user_id": 1, "item_id": 2}', "time.*missing"),
+        ('{"user_id": null, "item_id": 2, "timestamp": 5}', "user.*missing"),
+        ('{"user_id": 1, "item_id": 2, "timestamp": NaN}', "time"),
+        ("[1, 2, 3]", "not a JSON object"),
+        ("\udcff", "UTF-8"),
+    ],
+)
+def test_wrong_json_is_refused_with_its_line_or_dropped(tmp_path: Path, line: str, message: str) -> None:
+    good = [json.dumps({"user_id": u, "item_id": i, "timestamp": t}) for u, i, t in random_events(1200, 5, 9, seed=0)]
+    lines = [*good, line, *good]
+    data = "\n".join(lines).encode("utf-8", "surrogateescape")
+    with pytest.raises(UserError, match=rf"log\.jsonl, line 1201: .*{message}"):
+        prepare_bytes(tmp_path, data, "jsonl")
+    store = prepare_bytes(tmp_path, data, "jsonl", drop_bad_rows=True)
+    assert store.manifest.account["rows_in"] == 2401
+    assert store.manifest.account["rows_kept"] == 2400
+
+
+def parquet_bytes(**columns: object) -> bytes:
+    sink = pa.BufferOutputStream()
+    table = {"user_id": [1, 2, 1, 2], "item_id": [5, 6, 7, 8], "timestamp": [1, 2, 3, 4], **columns}
+    pq.write_table(pa.table(table), sink)
+    return bytes(sink.getvalue())
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"timestamp": [1.0, float("nan"), 3.0, 4.0]}, "row 2: .*not a number"),
+        ({"timestamp": [1, None, 3, 4]}, "row 2: .*missing"),
+        ({"timestamp": [1, -2, 3, 4]}, "row 2: .*negative"),
+        ({"timestamp": [True, False, True, False]}, "type bool"),
+        ({"item_id": [5, None, 7, 8]}, "row 2: .*the item.*missing"),
+        ({"item_id": [5.0, 6.0, 7.0, 8.0]}, "ids must be integers or text"),
+        ({"item_id": pa.array([5, 2**64 - 1, 7, 8], pa.uint64())}, "row 2: .*does not fit 64 bits"),
+        ({"item_id": pa.array([b"a", b"\xff", b"c", b"d"])}, "row 2: .*not UTF-8"),
+        ({"item_id": [[1], [2], [3], [4]]}, "ids must be integers or text"),
+    ],
+)
+def test_wrong_parquet_values(tmp_path: Path, columns: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        prepare_bytes(tmp_path, parquet_bytes(**columns), "parquet")
+
+
+def test_wrong_parquet_files(tmp_path: Path) -> None:
+    whole = parquet_bytes()
+    for data, message in (
+        (b"", "is empty"),
+        (whole[:-20], "not a whole Parquet file"),
+        (HEADER + GOOD, "not a whole Parquet file"),
+    ):
+        with pytest.raises(UserError, match=message):
+            prepare_bytes(tmp_path, data, "parquet")
+    empty = pa.table({"user_id": pa.array([], pa.int64()), "item_id": pa.array([], pa.int64()), "timestamp": [] * 0})
+    pq.write_table(empty, tmp_path / "log.parquet")
+    with pytest.raises(UserError, match="holds no rows"):
+        prepare("parquet", [tmp_path / "log.parquet"], tmp_path / "store")
+
+
+def test_parts_of_different_schemas(tmp_path: Path) -> None:
+    (tmp_path / "0.parquet").write_bytes(parquet_bytes())
+    (tmp_path / "1.parquet").write_bytes(parquet_bytes(item_id=["a", "b", "c", "d"]))
+    with pytest.raises(UserError, match=r"'item_id' is an integer in .*0\.parquet but text in .*1\.parquet"):
+        prepare("parquet", [tmp_path], tmp_path / "store")
+    pq.write_table(pa.table({"user_id": [1], "timestamp": [2]}), tmp_path / "1.parquet")
+    with pytest.raises(UserError, match=r"1\.parquet: there is no column 'item_id'"):
+        prepare("parquet", [tmp_path], tmp_path / "store")
+    write_csv(tmp_path / "a.csv", [(1, 2, 3)])
+    write_csv(tmp_path / "b.csv", [(1, 2, 3)], "user_id,article,timestamp")
+    with pytest.raises(UserError, match=r"b\.csv: there is no column 'item_id'"):
+        prepare("csv", [tmp_path / "a.csv", tmp_path / "b.csv"], tmp_path / "store")
+
+
+def test_text_in_a_kept_number_column(tmp_path: Path) -> None:
+    data = b"user_id,item_id,timestamp,rating\n1,2,3,4\n2,3,4,good\n"
+    with pytest.raises(UserError, match="line 3: 'good' in column 'rating' is not a number"):
+        prepare_bytes(tmp_path, data, keep_columns=["rating"])
+
+
+def outcome(folder: Path, data: bytes, suffix: str, **options: object) -> str:
+    """Prepare; anything but a store with a right account or a UserError is a failure."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            store = prepare_bytes(folder, data, suffix, **options)
+    except UserError:
+        return "refused"
+    finally:
+        assert {file.name for file in folder.iterdir()} <= {f"log.{suffix}", "store"}
+    account = store.manifest.account
+    assert account["rows_in"] == account["rows_kept"] + sum(account["dropped"].values())
+    assert account["rows_kept"] == store.num_events
+    return "prepared"
+
+
+PLAIN_FIELDS = (
+    "1|2|17|a|B||-1|0x1|1e5|1.5|nan|null| 7 |\0|€|1650000000|1650000000000|2022-05-01|2022-05-01T10:00:00Z|" + "9" * 25
+)
+QUOTED_FIELDS = [b'"', b'"q"', b'""', b'"a,b"', b"\xff", b"\r"]
+FIELDS = st.sampled_from([*PLAIN_FIELDS.encode().split(b"|"), *QUOTED_FIELDS])
+HOSTILE = st.lists(st.lists(FIELDS, min_size=1, max_size=4).map(b",".join), max_size=12).map(b"\n".join)
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(body=HOSTILE, drop=st.booleans(), pieces=st.sampled_from([16, 64, 1 << 20]))
+@example(body=b'1,2,3\n1,"', drop=True, pieces=16)
+def test_no_text_crashes(tmp_path_factory: pytest.TempPathFactory, body: bytes, drop: bool, pieces: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(delimited, "_PIECE", pieces)
+        outcome(tmp_path_factory.mktemp("fuzz"), HEADER + body, "csv", drop_bad_rows=drop)
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(body=HOSTILE)
+def test_lines_are_kept_or_counted(tmp_path_factory: pytest.TempPathFactory, body: bytes) -> None:
+    """Without quotes a row is a line: none may vanish."""
+    body = re.sub(rb'["\r]', b"", body)
+    folder = tmp_path_factory.mktemp("lines")
+    if outcome(folder, HEADER + GOOD + body + b"\n", "csv", drop_bad_rows=True) == "prepared":
+        lines = sum(bool(line) for line in (GOOD + body).split(b"\n"))
+        assert Store.open(folder / "store").manifest.account["rows_in"] == lines
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data(), drop=st.booleans())
+def test_no_damaged_file_crashes(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject, drop: bool) -> None:
+    suffix = data.draw(st.sampled_from(["csv", "jsonl", "parquet"]))
+    jsonl = b"".join(b'{"user_id": %d, "item_id": "%d", "timestamp": %d}\n' % (k % 3, k, k) for k in range(9))
+    whole = {"csv": HEADER + GOOD, "jsonl": jsonl, "parquet": parquet_bytes()}[suffix]
+    damaged = bytearray(whole)
+    for _ in range(data.draw(st.integers(1, 4))):
+        damaged[data.draw(st.integers(0, len(damaged) - 1))] = data.draw(st.integers(0, 255))
+    damaged = damaged[: data.draw(st.integers(len(damaged) // 2, len(damaged)))]
+    outcome(tmp_path_factory.mktemp("damage"), bytes(damaged), suffix, drop_bad_rows=drop)
