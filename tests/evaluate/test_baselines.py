@@ -1,20 +1,23 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.stores import draw_histories
+from tests.stores import draw_histories, write_store
 from turbogr.data.split import Split
 from turbogr.data.store import Store
 from turbogr.errors import UserError
 from turbogr.evaluate import baselines
 from turbogr.evaluate.baselines import markov_ranks, popularity_ranks
+from turbogr.evaluate.evaluator import baseline_metrics
 from turbogr.evaluate.heldout import HeldOut
 from turbogr.evaluate.workers import Interrupted
 
@@ -122,3 +125,21 @@ def test_baselines_can_be_interrupted(make_store: MakeStore) -> None:
         popularity_ranks(held_out, counts, stop=stop)
     with pytest.raises(Interrupted):
         markov_ranks(held_out, split, counts, filter_seen=False, stop=stop)
+
+
+@pytest.mark.skipif(
+    "TURBOGR_TEST_DATA" not in os.environ, reason="TURBOGR_TEST_DATA does not name a folder of data sets"
+)
+def test_baselines_of_movielens_1m(tmp_path: Path) -> None:
+    """Known figures of a public data set: a change of protocol, of ties or of the filter would move them."""
+    ratings = Path(os.environ["TURBOGR_TEST_DATA"]) / "ml-1m" / "ratings.dat"
+    table = np.loadtxt(ratings, np.int64, delimiter=":", usecols=(0, 2, 6))
+    user, item, time = table[np.lexsort((np.arange(len(table)), table[:, 2], table[:, 0]))].T
+    _, starts = np.unique(user, return_index=True)
+    _, rows = np.unique(item, return_inverse=True)
+    histories = [part.tolist() for part in np.split(rows, starts[1:])]
+    times = [part.tolist() for part in np.split(time, starts[1:])]
+    store = write_store(tmp_path / "store", histories, int(rows.max()) + 1, times=times)
+    metrics = baseline_metrics(store, Split.of(store))
+    assert [round(metrics["popularity"][name], 4) for name in ("hr@10", "hr@200")] == [0.0369, 0.3401]
+    assert [round(metrics["markov"][name], 4) for name in ("hr@10", "hr@200")] == [0.2144, 0.5829]

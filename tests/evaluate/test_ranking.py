@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 import torch
@@ -51,12 +53,16 @@ def problems(draw: st.DrawFn) -> tuple[Tensor, Tensor, list[int], list[list[int]
 
 
 @pytest.fixture(params=["held", "computed again"], autouse=True)
-def small_blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many tiles and chunks even for tiny problems, with and without room to keep scores."""
+def small_blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Many tiles and chunks even for tiny problems, with and without room to keep scores, on one thread as in use."""
     monkeypatch.setattr(ranking, "TILE", 4)
     monkeypatch.setattr(ranking, "CHUNK", 7)
     if request.param == "computed again":
         monkeypatch.setattr(ranking, "HELD_BYTES", 0)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @given(problems())

@@ -38,7 +38,7 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command; return its exit status."""
-    from turbogr.evaluate.evaluator import baseline_metrics, evaluate, write_evaluation
+    from turbogr.evaluate.evaluator import evaluate, write_evaluation
     from turbogr.evaluate.heldout import HeldOut
     from turbogr.evaluate.samples import sample_users, write_samples
     from turbogr.recommend import open_run
@@ -60,9 +60,7 @@ def run(args: argparse.Namespace) -> int:
             batch_size=args.batch_size,
             progress=bar.update,
         )
-    baselines = baseline_metrics(
-        opened.store, opened.split, args.part, ks=settings.ks, filter_seen=settings.filter_seen
-    )
+    baselines = _baselines(opened, args.part)
     measured = {"model": result.metrics, **baselines}
     protocol = f"{result.protocol}; {_checkpoint(opened, args.part)}"
     target = args.folder / "evaluation.json"
@@ -94,6 +92,26 @@ def run(args: argparse.Namespace) -> int:
         print(f"{number:,} users are not part of it: {reason}.")
     print(f"Written to {target}", file=sys.stderr)
     return 0
+
+
+def _baselines(opened: TrainedRun, part: str) -> dict[str, dict[str, float]]:
+    from turbogr.evaluate.evaluator import baseline_metrics
+
+    settings = opened.config.evaluate
+    with tqdm(desc="measuring the baselines", bar_format="{desc} {elapsed}", delay=2, leave=False, disable=None) as bar:
+
+        def show_life() -> bool:
+            bar.update()
+            return False
+
+        return baseline_metrics(
+            opened.store,
+            opened.split,
+            part,
+            ks=settings.ks,
+            filter_seen=settings.filter_seen,
+            should_stop=show_life,
+        )
 
 
 def _table(model: str, measured: dict[str, dict[str, float]]) -> str:

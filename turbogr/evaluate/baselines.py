@@ -103,7 +103,8 @@ class _Popularity:
     def num_better(self, scores: Int64Array, rows: Int64Array, weight: int) -> Int64Array:
         """Count the items whose weight · count is above `scores`, or equal with a smaller row than `rows`."""
         whole, rest = np.divmod(scores, weight)
-        key = (self.counts.max() - whole) * len(self.counts) + np.where(rest == 0, rows, 0)
+        most = int(self.counts.max())
+        key = (most - np.minimum(whole, most + 1)) * len(self.counts) + np.where(rest == 0, rows, 0)
         places: Int64Array = np.searchsorted(self.keys, key)
         return places
 
