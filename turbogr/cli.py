@@ -32,6 +32,7 @@ COMMANDS = {
     "evaluate": "measure a trained run on its held-out items",
     "recommend": "write recommendations of a trained run",
     "report": "write a run as one self-contained HTML page",
+    "conformance": "compare a model with a golden file, or write one",
     "bench": "run a benchmark; without a name, list them",
     "doctor": "show what this machine is and which backend serves which operator",
 }

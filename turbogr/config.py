@@ -23,30 +23,79 @@ from turbogr.errors import UserError, nearest
 _T = TypeVar("_T")
 
 
+PRESETS: dict[str, dict[str, int]] = {
+    size: {
+        "dim": dim,
+        "num_blocks": num_blocks,
+        "num_heads": 8,
+        "max_len": max_len,
+        "max_distance": 2048,
+        "num_time_buckets": 32,
+    }
+    for size, dim, num_blocks, max_len in (
+        ("tiny", 128, 2, 2048),
+        ("small", 256, 4, 2048),
+        ("medium", 512, 8, 2048),
+        ("large", 1024, 16, 2048),
+        ("long", 1024, 16, 4096),
+    )
+}
+"""The sizes that TurboGR's paper trains, for every model."""
+
+_SIZES = {"num_blocks": 2, "num_heads": 1, "num_time_buckets": 128}
+
+
 @dataclass(frozen=True)
 class ModelConfig:
-    """The sequence model. Unset sizes follow from the data, unset head sizes from dim / num_heads."""
+    """The sequence model. A size that is unset comes from the preset, if there is one, else from the data (dim,
+    max_len), dim / num_heads (qk_dim, v_dim) or a default: 2 blocks, 1 head, 128 time buckets.
 
-    name: Literal["hstu"] = "hstu"
+    Positions further apart than `max_distance` (unset: max_len) count as that far apart. The feed-forward part of
+    SASRec and FuXi is `ffn_multiplier` · dim wide.
+    """
+
+    name: Literal["hstu", "sasrec", "fuxi-alpha", "fuxi-beta", "fuxi-gamma"] = "hstu"
+    preset: Literal["tiny", "small", "medium", "large", "long"] | None = None
     dim: int | None = None
-    num_blocks: int = 2
-    num_heads: int = 1
+    num_blocks: int | None = None
+    num_heads: int | None = None
     qk_dim: int | None = None
     v_dim: int | None = None
     max_len: int | None = None
-    num_time_buckets: int = 128
+    max_distance: int | None = None
+    num_time_buckets: int | None = None
+    ffn_multiplier: float = 1.0
     dropout: float = 0.2
 
     def check(self) -> None:
-        _positive(self, "dim", "num_blocks", "num_heads", "qk_dim", "v_dim", "max_len", "num_time_buckets")
+        sizes = ("dim", "num_blocks", "num_heads", "qk_dim", "v_dim", "max_len", "max_distance", "num_time_buckets")
+        _positive(self, *sizes, "ffn_multiplier")
         _between(self, 0.0, 1.0, "dropout")
         if self.dropout >= 1.0:
             raise UserError(f"model.dropout must be below 1, got {self.dropout}")
-        if self.dim is not None and self.dim % self.num_heads and (self.qk_dim is None or self.v_dim is None):
+        sized = self.with_preset()
+        assert sized.num_heads is not None
+        if sized.dim is not None and sized.dim % sized.num_heads and None in (self.qk_dim, self.v_dim):
             raise UserError(
-                f"model.dim {self.dim} does not divide into model.num_heads {self.num_heads}; "
+                f"model.dim {sized.dim} does not divide into model.num_heads {sized.num_heads}; "
                 "change one of them or set model.qk_dim and model.v_dim"
             )
+
+    def with_preset(self) -> ModelConfig:
+        """Return a copy in which the preset and the defaults fill what is unset and does not depend on the data."""
+        preset = {} if self.preset is None else PRESETS[self.preset]
+        given = {key: value for key, value in dataclasses.asdict(self).items() if value is not None}
+        filled = {**_SIZES, **preset, **given}
+        if "dim" in filled:
+            head_dim = filled["dim"] // filled["num_heads"]
+            filled = {"qk_dim": head_dim, "v_dim": head_dim, **filled}
+        return ModelConfig(**filled)
+
+    @property
+    def ffn_dim(self) -> int:
+        """Width of the feed-forward part."""
+        assert self.dim is not None, "resolve the config first"
+        return max(1, round(self.ffn_multiplier * self.dim))
 
 
 @dataclass(frozen=True)
@@ -232,7 +281,8 @@ def resolve(config: Config, *, num_items: int, typical_length: int, longest_leng
     between 16 and 512, and no longer than the longest history. The width grows with the catalogue: 64 up to 100,000
     items, then 128.
     """
-    model = config.model
+    model = config.model.with_preset()
+    assert model.num_heads is not None
     max_len = model.max_len
     if max_len is None:
         wanted = 2 ** math.ceil(math.log2(max(1, typical_length)))
@@ -244,6 +294,7 @@ def resolve(config: Config, *, num_items: int, typical_length: int, longest_leng
     model = dataclasses.replace(
         model,
         max_len=max_len,
+        max_distance=min(model.max_distance or max_len, max_len),
         dim=dim,
         qk_dim=model.qk_dim or dim // model.num_heads,
         v_dim=model.v_dim or dim // model.num_heads,

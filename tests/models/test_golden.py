@@ -1,7 +1,8 @@
-"""The model reproduces the public HSTU implementation: outputs and every gradient."""
+"""The models reproduce their public implementations, and golden files are read, written and judged correctly."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from pathlib import Path
 
@@ -9,83 +10,133 @@ import numpy as np
 import pytest
 import torch
 
+from turbogr.cli import main
 from turbogr.config import ModelConfig
-from turbogr.data.batching import Batch
-from turbogr.jagged import Jagged
-from turbogr.models import RetrievalModel
+from turbogr.errors import UserError
+from turbogr.models.golden import Golden, relative_error, write_golden
+from turbogr.models.retrieval import BLOCKS
 from turbogr.ops import registry
-from turbogr.ops.sampled_softmax.reference import unit
 
 GOLDEN = os.environ.get("TURBOGR_TEST_GOLDEN")
+CONFIG = ModelConfig(dim=8, num_blocks=2, num_heads=2, max_len=7, num_time_buckets=16, dropout=0.0)
 
 
-def _relative_error(ours: torch.Tensor, golden: torch.Tensor) -> float:
-    return float((ours.detach() - golden).norm() / golden.norm())
+def named(name: str) -> ModelConfig:
+    return dataclasses.replace(CONFIG, name=name, ffn_multiplier=1.0 if name == "hstu" else 1.5)  # type: ignore[arg-type]
 
 
-def _available(name: str) -> bool:
-    try:
-        with registry.backend(name):
-            return True
-    except ValueError:
-        return False
+def change(path: Path, **arrays: object) -> None:
+    """Rewrite a file with some arrays replaced, or left out where they are None."""
+    with np.load(path) as file:
+        content = {key: file[key] for key in file.files}
+    content.update(arrays)
+    np.savez(path, **{key: value for key, value in content.items() if value is not None})
 
 
 @pytest.mark.skipif(GOLDEN is None, reason="TURBOGR_TEST_GOLDEN does not name the folder of golden files")
 @pytest.mark.parametrize("backend", registry.CHOICES)
-def test_hstu_matches_the_public_implementation(backend: str) -> None:
-    if not _available(backend):
-        pytest.skip(f"the {backend} backend cannot run here")
-    file = np.load(Path(GOLDEN or "") / "hstu.npz")
-    golden = {key: torch.from_numpy(file[key]) for key in file.files if file[key].dtype.kind in "if"}
-    lengths = golden["lengths"]
-    max_len, dim = int(golden["max_len"]), golden["output"].shape[2]
-    num_heads = int(golden["num_heads"])
-    blocks = sum("_uvqk" in key and key.startswith("param/") for key in file.files)
-    config = ModelConfig(
-        dim=dim,
-        num_blocks=blocks,
-        num_heads=num_heads,
-        qk_dim=dim // num_heads,
-        v_dim=dim // num_heads,
-        max_len=max_len,
-        num_time_buckets=int(golden["num_buckets"]),
-        dropout=0.0,
-    )
-    model = RetrievalModel(config)
-    names = {"position": "_input_features_preproc._pos_emb.weight"}
-    for number in range(blocks):
-        theirs, ours = f"_hstu._attention_layers.{number}.", f"blocks.{number}."
-        names[ours + "uvqk"] = theirs + "_uvqk"
-        names[ours + "position_weight"] = theirs + "_rel_attn_bias._pos_w"
-        names[ours + "time_weight"] = theirs + "_rel_attn_bias._ts_w"
-        names[ours + "out_weight"] = theirs + "_o.weight"
-        names[ours + "out_bias"] = theirs + "_o.bias"
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            value = golden["param/" + names[name]]
-            parameter.copy_(value.T if name.endswith("out_weight") else value)
-    table = golden["param/_embedding_module._item_emb.weight"].clone().requires_grad_()
+@pytest.mark.parametrize("name", ["hstu", "fuxi"])
+def test_the_public_implementation_is_reproduced(name: str, backend: str) -> None:
+    golden = Golden.read(Path(GOLDEN or "") / f"{name}.npz")
+    try:
+        with registry.backend(backend):
+            differences = golden.compare()
+    except UserError as error:
+        pytest.skip(str(error))
+    assert {row.name for row in differences} == {
+        key for key in golden.tensors if key == "output" or key.startswith("grad/")
+    }
+    assert all(row.error < 1e-5 for row in differences if row.name == "output")
+    assert all(row.error < 1e-4 for row in differences), differences
 
-    padded_times = golden["timestamps"]
-    real = torch.arange(max_len) < lengths[:, None]
-    batch = Batch(
-        users=torch.arange(len(lengths)),
-        items=Jagged.from_lengths(golden["ids"][real], lengths),
-        events=torch.arange(int(lengths.sum())),
-        times=padded_times[real],
-        next_times=torch.cat([padded_times[b, 1 : n + 1] for b, n in enumerate(lengths.tolist())]),
-        targets=None,
-    )
-    with registry.backend(backend):
-        output = unit(model.encode(table, batch.items.values, batch))
-        (output * golden["cotangent"][real]).sum().backward()
 
-    assert _relative_error(output, golden["output"][real]) < 1e-5
-    assert table.grad is not None
-    assert _relative_error(table.grad, golden["grad/_embedding_module._item_emb.weight"]) < 1e-4
-    for name, parameter in model.named_parameters():
-        expected = golden["grad/" + names[name]]
-        assert parameter.grad is not None
-        error = _relative_error(parameter.grad, expected.T if name.endswith("out_weight") else expected)
-        assert error < 1e-4, f"{name}: {error}"
+@pytest.mark.parametrize("name", BLOCKS)
+def test_what_we_write_is_what_we_compute(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "ours.npz"
+    write_golden(path, named(name), seed=3)
+    golden = Golden.read(path)
+    assert golden.config == named(name).with_preset()
+    differences = golden.compare()
+    assert len(differences) == len([key for key in golden.tensors if key.startswith("param/")]) + 1
+    assert max(row.error for row in differences) < 1e-6
+    assert all(golden.tensors[row.name].abs().max() > 0 for row in differences)
+    assert [file.name for file in tmp_path.iterdir()] == ["ours.npz"]
+
+
+def test_a_file_depends_on_its_seed_alone(tmp_path: Path) -> None:
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        write_golden(tmp_path / f"{name}.npz", CONFIG, seed=seed)
+    a, b, c = (Golden.read(tmp_path / f"{name}.npz").tensors for name in "abc")
+    assert all(a[key].equal(b[key]) for key in a)
+    assert not a["output"].equal(c["output"])
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_a_port_with_one_wrong_gradient_fails(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "port.npz"
+    write_golden(path, named(name))
+    assert main(["conformance", str(path)]) == 0
+    key = next(key for key in Golden.read(path).tensors if key.startswith("grad/") and key.endswith("bias"))
+    change(path, **{key: Golden.read(path).tensors[key].numpy() * 1.001})
+    capsys.readouterr()
+    assert main(["conformance", str(path)]) == 1
+    marked = [line.split()[0] for line in capsys.readouterr().out.splitlines() if "too far off" in line]
+    assert marked == [key]
+    assert main(["conformance", str(path), "--tolerance", "0.01", "--backend", "all"]) == 0
+
+
+def test_the_command_writes_what_it_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "f.npz"
+    assert main(["conformance", "--write", str(path), "--model", "fuxi-gamma", "--dim", "12", "--num-heads", "3"]) == 0
+    assert main(["conformance", str(path), "--backend", "reference"]) == 0
+    assert "fuxi-gamma, 2 blocks of width 12: the same" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arrays", "words"),
+    [
+        ({"output": None}, ["'output' is missing"]),
+        ({"cotangent": None}, ["'cotangent' is missing"]),
+        ({"max_len": None}, ["'max_len' is missing"]),
+        ({"model": np.array("hsut")}, ["'hsut'", "'hstu'"]),
+        ({"model": np.array("fuxi-alpha")}, ["no parameters of fuxi-alpha"]),
+        ({"lengths": np.array([7, 2, 2, 1, 1])}, ["lengths must lie between 0 and 6"]),
+        ({"ids": np.full((5, 7), 99)}, ["ids must lie between 0 and 50", "99"]),
+        ({"grad/_hstu._attention_layers.1._o.bias": np.zeros(3)}, ["_o.bias", "(3,)", "(8,)"]),
+        ({"grad/_hstu._attention_layers.1._o.bias": None}, ["_o.bias' is missing"]),
+        ({"max_len": np.array(9)}, ["must be"]),
+    ],
+)
+def test_a_faulty_file_is_refused_in_one_sentence(
+    tmp_path: Path, arrays: dict[str, object], words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "faulty.npz"
+    write_golden(path, CONFIG)
+    change(path, **arrays)
+    assert main(["conformance", str(path)]) == 2
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1
+    for word in ["faulty.npz", *words]:
+        assert word in message
+
+
+def test_a_file_that_is_none_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = tmp_path / "text.npz"
+    text.write_text("no archive")
+    (tmp_path / "empty.npz").touch()
+    (tmp_path / "cut.npz").write_bytes(b"PK\x03\x04 and then nothing")
+    np.save(tmp_path / "array.npy", np.zeros(3))
+    for path in (text, tmp_path / "empty.npz", tmp_path / "cut.npz", tmp_path / "array.npy", tmp_path / "missing.npz"):
+        assert main(["conformance", str(path)]) == 2
+        assert f"cannot read the golden file {path}" in capsys.readouterr().err
+    assert main(["conformance", "--write", str(tmp_path / "no" / "f.npz")]) == 2
+    assert main(["conformance", "--write", str(tmp_path / "f.npz"), "--max-len", "1"]) == 2
+    assert main(["conformance", "--write", str(tmp_path / "f.npz"), "--dim", "10", "--num-heads", "4"]) == 2
+
+
+def test_relative_error() -> None:
+    ones = torch.ones(4)
+    assert relative_error(ones * 1.5, ones) == pytest.approx(0.5)
+    assert relative_error(ones * 0, ones * 0) == 0.0
+    assert relative_error(ones, ones * 0) == float("inf")
+    assert relative_error(ones * float("nan"), ones) == float("inf")

@@ -8,39 +8,32 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from turbogr.config import ModelConfig
+from turbogr.layers.block import Block
+from turbogr.layers.positions import spread_positions
 from turbogr.layers.tokens import Tokens
 from turbogr.ops import RelativeBias, gated_linear, hstu_attention, norm_linear
 
 _EPS = 1e-6
 
 
-class HSTUBlock(nn.Module):
+class HSTUBlock(Block):
     """x + W_o · dropout(U ⊙ norm(A·V)) + b with A_ij = SiLU(q_i·k_j + bias_ij) / max_len, U, V, Q, K = SiLU(norm(x)·W).
 
     Notable choices: norms have no parameters, one bias table per block serves all heads, and the bias looks at the
     time of the item to be predicted, not of the last one seen.
     """
 
-    def __init__(
-        self,
-        *,
-        dim: int,
-        num_heads: int,
-        qk_dim: int,
-        v_dim: int,
-        max_len: int,
-        num_time_buckets: int,
-        dropout: float,
-        site: int,
-    ) -> None:
-        super().__init__()
-        self.num_heads, self.qk_dim, self.v_dim, self.max_len = num_heads, qk_dim, v_dim, max_len
-        self.dropout, self.site = dropout, site
-        self.uvqk = nn.Parameter(torch.empty(dim, 2 * num_heads * (v_dim + qk_dim)))
-        self.position_weight = nn.Parameter(torch.empty(2 * max_len - 1))
-        self.time_weight = nn.Parameter(torch.empty(num_time_buckets + 1))
-        self.out_weight = nn.Parameter(torch.empty(num_heads * v_dim, dim))
-        self.out_bias = nn.Parameter(torch.empty(dim))
+    num_sites = 1
+
+    def __init__(self, config: ModelConfig, site: int) -> None:
+        super().__init__(config, site)
+        h = self.num_heads
+        self.uvqk = nn.Parameter(torch.empty(self.dim, 2 * h * (self.v_dim + self.qk_dim)))
+        self.position_weight = nn.Parameter(torch.empty(2 * self.max_distance - 1))
+        self.time_weight = nn.Parameter(torch.empty(self.num_time_buckets + 1))
+        self.out_weight = nn.Parameter(torch.empty(h * self.v_dim, self.dim))
+        self.out_bias = nn.Parameter(torch.empty(self.dim))
 
     def reset_parameters(self, generator: torch.Generator) -> None:
         for parameter in (self.uvqk, self.position_weight, self.time_weight):
@@ -49,19 +42,20 @@ class HSTUBlock(nn.Module):
         nn.init.zeros_(self.out_bias)
 
     def forward(self, x_td: Tensor, tokens: Tokens) -> Tensor:
-        num_tokens, h = x_td.shape[0], self.num_heads
+        h = self.num_heads
         uvqk = norm_linear(x_td, self.uvqk, norm="layer", activation="silu", eps=_EPS)
         u, v, q, k = uvqk.split([h * self.v_dim, h * self.v_dim, h * self.qk_dim, h * self.qk_dim], dim=1)
+        position_weight = spread_positions(self.position_weight, self.max_len)
         attended = hstu_attention(
-            q.view(num_tokens, h, self.qk_dim),
-            k.view(num_tokens, h, self.qk_dim),
-            v.view(num_tokens, h, self.v_dim),
+            self.split_heads(q, self.qk_dim),
+            self.split_heads(k, self.qk_dim),
+            self.split_heads(v, self.v_dim),
             tokens.offsets,
-            RelativeBias(tokens.next_times, tokens.times, self.position_weight, self.time_weight),
+            RelativeBias(tokens.next_times, tokens.times, position_weight, self.time_weight),
             max_len=self.max_len,
         )
         return gated_linear(
-            attended.view(num_tokens, h * self.v_dim),
+            attended.flatten(1),
             u,
             x_td,
             self.out_weight,

@@ -3,52 +3,81 @@
 `strict` counts what must be computed: real tokens and the causal half of attention. `nominal` counts every sequence at
 the model's full length, padding and the masked half included, which is how figures are often published. Both count
 forward and backward (three times the forward); recomputation, look-ups, norms and optimisers earn nothing.
+
+Parameters are counted from the model itself, built without memory, so no formula can fall behind the layers.
 """
 
 from __future__ import annotations
 
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
 from torch import Tensor
 
 from turbogr.config import ModelConfig
+from turbogr.models.retrieval import RetrievalModel
+
+
+class _Products(NamedTuple):
+    """Attention products per block and head: of q and k, and of weights and v."""
+
+    qk: int
+    v: int
+
+
+_PRODUCTS = {
+    "hstu": _Products(1, 1),
+    "sasrec": _Products(1, 1),
+    "fuxi-alpha": _Products(1, 3),
+    "fuxi-beta": _Products(0, 2),
+    "fuxi-gamma": _Products(1, 3),
+}
+
+
+class _Counts(NamedTuple):
+    """Of all blocks together: parameters, those among them in matrices, multiply-adds per pair of tokens."""
+
+    parameters: int
+    weights: int
+    per_pair: int
 
 
 def strict_flops(config: ModelConfig, lengths: Tensor, num_negatives: int) -> float:
     """FLOPs of one training step on sequences of `lengths` [B]."""
+    config = config.with_preset()
+    assert config.dim, "resolve the config first"
+    counts = _count(config)
     lengths = lengths.double()
     tokens = float(lengths.sum())
     pairs = float((lengths * (lengths + 1) / 2).sum())
-    forward = tokens * _per_token(config, num_negatives) + 2 * pairs * _attention_width(config)
+    logits = (num_negatives + 1) * config.dim
+    forward = 2 * tokens * (counts.weights + logits) + 2 * pairs * counts.per_pair
     return 3 * forward
 
 
 def nominal_flops(config: ModelConfig, num_sequences: int) -> float:
     """FLOPs of one training step when every sequence counts as `max_len` long and attention as a full square."""
-    assert config.max_len and config.dim
-    n = config.max_len
-    return num_sequences * (6 * block_parameters(config) * n + 6 * _attention_width(config) * n * n)
+    config = config.with_preset()
+    assert config.max_len, "resolve the config first"
+    counts, n = _count(config), config.max_len
+    return num_sequences * (6 * counts.parameters * n + 6 * counts.per_pair * n * n)
 
 
 def block_parameters(config: ModelConfig) -> int:
     """All parameters of the blocks: projections, their bias, and the tables of the relative bias."""
-    assert config.dim and config.max_len
-    tables = 2 * config.max_len - 1 + config.num_time_buckets + 1
-    return _block_weights(config) + config.num_blocks * (config.dim + tables)
+    return _count(config).parameters
 
 
-def _block_weights(config: ModelConfig) -> int:
-    """Weights that multiply every token, in all blocks."""
-    assert config.dim and config.qk_dim and config.v_dim
-    projections = 2 * config.dim * config.num_heads * (config.qk_dim + config.v_dim)
-    output = config.num_heads * config.v_dim * config.dim
-    return config.num_blocks * (projections + output)
-
-
-def _per_token(config: ModelConfig, num_negatives: int) -> float:
-    assert config.dim
-    return 2 * _block_weights(config) + 2 * (num_negatives + 1) * config.dim
-
-
-def _attention_width(config: ModelConfig) -> int:
-    """Multiply-adds per pair of tokens in all blocks: q·k and the weighted sum of v."""
-    assert config.qk_dim and config.v_dim
-    return config.num_blocks * config.num_heads * (config.qk_dim + config.v_dim)
+@lru_cache
+def _count(config: ModelConfig) -> _Counts:
+    with torch.device("meta"):
+        model = RetrievalModel(config)
+    parameters = list(model.blocks.parameters())
+    products, sizes = _PRODUCTS[config.name], model.config
+    assert sizes.num_blocks and sizes.num_heads and sizes.qk_dim and sizes.v_dim
+    return _Counts(
+        parameters=sum(parameter.numel() for parameter in parameters),
+        weights=sum(parameter.numel() for parameter in parameters if parameter.dim() == 2),
+        per_pair=sizes.num_blocks * sizes.num_heads * (products.qk * sizes.qk_dim + products.v * sizes.v_dim),
+    )

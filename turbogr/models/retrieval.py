@@ -13,9 +13,21 @@ from torch import Tensor, nn
 
 from turbogr.config import ModelConfig
 from turbogr.data.batching import Batch
+from turbogr.layers.block import Block
+from turbogr.layers.fuxi import FuXiAlphaBlock, FuXiBetaBlock, FuXiGammaBlock
 from turbogr.layers.hstu import HSTUBlock
+from turbogr.layers.sasrec import SASRecBlock
 from turbogr.layers.tokens import Tokens
 from turbogr.ops import embed, sampled_softmax
+
+BLOCKS: dict[str, type[Block]] = {
+    "hstu": HSTUBlock,
+    "sasrec": SASRecBlock,
+    "fuxi-alpha": FuXiAlphaBlock,
+    "fuxi-beta": FuXiBetaBlock,
+    "fuxi-gamma": FuXiGammaBlock,
+}
+"""The block of every model by the name in its config."""
 
 _INPUT_SITE = 0
 
@@ -28,29 +40,21 @@ class RetrievalModel(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        assert config.dim and config.max_len and config.qk_dim and config.v_dim, "resolve the config first"
+        config = config.with_preset()
+        assert config.dim and config.max_len and config.num_blocks, "resolve the config first"
         self.config = config
         self.dim, self.max_len = config.dim, config.max_len
         self.position = nn.Parameter(torch.empty(config.max_len, config.dim))
+        block = BLOCKS[config.name]
         self.blocks = nn.ModuleList(
-            HSTUBlock(
-                dim=config.dim,
-                num_heads=config.num_heads,
-                qk_dim=config.qk_dim,
-                v_dim=config.v_dim,
-                max_len=config.max_len,
-                num_time_buckets=config.num_time_buckets,
-                dropout=config.dropout,
-                site=_INPUT_SITE + 1 + number,
-            )
-            for number in range(config.num_blocks)
+            block(config, _INPUT_SITE + 1 + number * block.num_sites) for number in range(config.num_blocks)
         )
 
     def reset_parameters(self, generator: torch.Generator) -> None:
         """Draw all parameters anew; the same generator state gives the same parameters."""
         nn.init.trunc_normal_(self.position, std=math.sqrt(1.0 / self.dim), generator=generator)
         for block in self.blocks:
-            assert isinstance(block, HSTUBlock)
+            assert isinstance(block, Block)
             block.reset_parameters(generator)
 
     @staticmethod

@@ -1,0 +1,81 @@
+"""The SASRec block (Kang and McAuley, ICDM 2018): causal softmax attention and a feed-forward part.
+
+It follows the public implementation behind the figures that HSTU is compared with, which differs from a textbook
+pre-norm Transformer: only the queries see the normalised input, and each residual goes around the normalised vectors.
+Shape legend: T tokens, D model width, h heads, d and e the sizes of a head of q/k and of v.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from turbogr.config import ModelConfig
+from turbogr.layers.block import Block
+from turbogr.layers.tokens import Tokens
+from turbogr.ops import keyed_dropout, norm_linear, softmax_attention
+
+_EPS = 1e-8
+
+
+class SASRecBlock(Block):
+    """z = norm(n + dropout(W_o · attention(n, x, x))) with n = norm(x), then z + dropout(W_2 · dropout(ReLU(W_1 z))).
+
+    Norms have no parameters, every linear map has a bias. Attention weights are not dropped; its output is.
+    """
+
+    num_sites = 3
+
+    def __init__(self, config: ModelConfig, site: int) -> None:
+        super().__init__(config, site)
+        h, dim, ffn_dim = self.num_heads, self.dim, self.ffn_dim
+        self.query_weight = nn.Parameter(torch.empty(dim, h * self.qk_dim))
+        self.query_bias = nn.Parameter(torch.empty(h * self.qk_dim))
+        self.key_value_weight = nn.Parameter(torch.empty(dim, h * (self.qk_dim + self.v_dim)))
+        self.key_value_bias = nn.Parameter(torch.empty(h * (self.qk_dim + self.v_dim)))
+        self.out_weight = nn.Parameter(torch.empty(h * self.v_dim, dim))
+        self.out_bias = nn.Parameter(torch.empty(dim))
+        self.ffn_up = nn.Parameter(torch.empty(dim, ffn_dim))
+        self.ffn_up_bias = nn.Parameter(torch.empty(ffn_dim))
+        self.ffn_down = nn.Parameter(torch.empty(ffn_dim, dim))
+        self.ffn_down_bias = nn.Parameter(torch.empty(dim))
+
+    def reset_parameters(self, generator: torch.Generator) -> None:
+        # queries, keys and values are drawn as the one matrix that they are in the public implementation
+        width = self.query_weight.shape[1] + self.key_value_weight.shape[1]
+        std = math.sqrt(2.0 / (self.dim + width))
+        for parameter in (self.query_weight, self.key_value_weight):
+            nn.init.normal_(parameter, std=std, generator=generator)
+        for parameter in (self.out_weight, self.ffn_up, self.ffn_down):
+            nn.init.xavier_normal_(parameter, generator=generator)
+        for parameter in (self.query_bias, self.key_value_bias, self.out_bias, self.ffn_up_bias, self.ffn_down_bias):
+            nn.init.zeros_(parameter)
+
+    def forward(self, x_td: Tensor, tokens: Tokens) -> Tensor:
+        normed = F.layer_norm(x_td, (self.dim,), eps=_EPS)
+        q = _linear(normed, self.query_weight, self.query_bias)
+        k, v = _linear(x_td, self.key_value_weight, self.key_value_bias).split(
+            [self.num_heads * self.qk_dim, self.num_heads * self.v_dim], dim=1
+        )
+        attended = softmax_attention(
+            self.split_heads(q, self.qk_dim),
+            self.split_heads(k, self.qk_dim),
+            self.split_heads(v, self.v_dim),
+            tokens.offsets,
+            scale=1.0 / math.sqrt(self.qk_dim),
+            max_len=self.max_len,
+        )
+        mixed = normed + self._drop(_linear(attended.flatten(1), self.out_weight, self.out_bias), tokens, 0)
+        mixed = F.layer_norm(mixed, (self.dim,), eps=_EPS)
+        hidden = self._drop(F.relu(_linear(mixed, self.ffn_up, self.ffn_up_bias)), tokens, 1)
+        return mixed + self._drop(_linear(hidden, self.ffn_down, self.ffn_down_bias), tokens, 2)
+
+    def _drop(self, x: Tensor, tokens: Tokens, number: int) -> Tensor:
+        return keyed_dropout(x, tokens.dropout(self.dropout, self.site + number), tokens.keys)
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return norm_linear(x, weight, bias, norm="none", activation="none")

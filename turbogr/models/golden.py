@@ -1,0 +1,284 @@
+"""Golden files: a model's parameters, inputs, outputs and gradients, by which two implementations are compared.
+
+The layout is the one of docs/models/conformance.md. HSTU and FuXi-alpha carry the parameter names and shapes of their
+public implementations; the other models carry ours. Everything is computed with dropout off.
+"""
+
+from __future__ import annotations
+
+import math
+import zipfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from turbogr.config import ModelConfig
+from turbogr.data.batching import Batch
+from turbogr.errors import UserError, nearest
+from turbogr.files import replacing
+from turbogr.jagged import Jagged
+from turbogr.models.retrieval import BLOCKS, RetrievalModel
+from turbogr.ops.sampled_softmax.reference import unit
+
+TOLERANCE = 1e-4
+
+_SCALARS = {
+    "num_heads": "num_heads",
+    "max_len": "max_len",
+    "num_buckets": "num_time_buckets",
+    "qk_dim": "qk_dim",
+    "v_dim": "v_dim",
+}
+"""Sizes by their keys in the file and in the config; the last two may be missing in a file."""
+
+_ITEMS = "_embedding_module._item_emb.weight"
+_POSITIONS = "_input_features_preproc._pos_emb.weight"
+_FFN_NAMES = ("lin2.weight", "ffn_up")  # the parameters whose last dimension is the width of the feed-forward part
+_HSTU = {
+    "uvqk": "_uvqk",
+    "position_weight": "_rel_attn_bias._pos_w",
+    "time_weight": "_rel_attn_bias._ts_w",
+    "out_weight": "_o.weight",
+    "out_bias": "_o.bias",
+}
+_FUXI = {
+    **_HSTU,
+    "out_weight": "_mffn.lin0.weight",
+    "out_bias": "_mffn.lin0.bias",
+    "ffn_gate": "_mffn.lin1.weight",
+    "ffn_down": "_mffn.lin2.weight",
+    "ffn_up": "_mffn.lin3.weight",
+}
+_PUBLIC: dict[str, tuple[str, dict[str, str]]] = {
+    "hstu": ("_hstu._attention_layers.", _HSTU),
+    "fuxi-alpha": ("_fuxi._attention_layers.", _FUXI),
+}
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far one of our tensors is from the file's: ‖ours − theirs‖ / ‖theirs‖."""
+
+    name: str
+    shape: tuple[int, ...]
+    error: float
+
+
+@dataclass(frozen=True)
+class Golden:
+    """The content of a golden file; tensors are as in the file."""
+
+    config: ModelConfig
+    tensors: Mapping[str, Tensor]
+
+    @classmethod
+    def read(cls, path: Path | str) -> Golden:
+        """Read and check a golden file.
+
+        Raises:
+            UserError: the file cannot be read, lacks a tensor, or holds one of the wrong shape.
+        """
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                arrays = {key: file[key] for key in file.files}
+        except (OSError, ValueError, EOFError, AttributeError, TypeError, zipfile.BadZipFile) as error:
+            reason = getattr(error, "strerror", None) or "it is not a NumPy .npz archive"
+            raise UserError(f"cannot read the golden file {path}: {reason}") from error
+        try:
+            config = _config_of(arrays)
+            tensors = {key: torch.from_numpy(array) for key, array in arrays.items() if array.dtype.kind in "if"}
+            golden = cls(config, tensors)
+            golden._check()
+        except UserError as error:
+            raise UserError(f"{path}: {error}") from error
+        return golden
+
+    def compare(self) -> list[Difference]:
+        """Run our model on the file's input and parameters; return the difference of the output and every gradient."""
+        ours = _run(*self.build(), self.tensors["cotangent"])
+        return [
+            Difference(name, tuple(value.shape), relative_error(value, self.tensors[name]))
+            for name, value in ours.items()
+        ]
+
+    def build(self) -> tuple[RetrievalModel, Tensor, Tensor, Tensor, Tensor]:
+        """Return our model with the file's parameters, the item table, ids, timestamps and lengths."""
+        model = RetrievalModel(self.config)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                theirs, transposed = _public_name(self.config.name, name)
+                value = self.tensors["param/" + theirs]
+                parameter.copy_(value.T if transposed else value)
+        inputs = (self.tensors[key].to(torch.int64) for key in ("ids", "timestamps", "lengths"))
+        return model, self.tensors["param/" + _ITEMS].clone(), *inputs  # type: ignore[return-value]
+
+    def _check(self) -> None:
+        config, tensors = self.config, self.tensors
+        assert config.dim is not None and config.max_len is not None
+        lengths = _get(tensors, "lengths")
+        batch = len(lengths) if lengths.dim() == 1 else 0
+        shapes: dict[str, tuple[int, ...]] = {
+            "lengths": (batch,),
+            "ids": (batch, config.max_len),
+            "timestamps": (batch, config.max_len),
+            "output": (batch, config.max_len, config.dim),
+            "cotangent": (batch, config.max_len, config.dim),
+        }
+        num_rows = _get(tensors, "param/" + _ITEMS).shape[0]
+        for kind in ("param/", "grad/"):
+            shapes[kind + _ITEMS] = (num_rows, config.dim)
+            shapes.update({kind + name: shape for name, shape in _parameter_shapes(config)})
+        for name, shape in shapes.items():
+            if tuple(_get(tensors, name).shape) != shape:
+                raise UserError(f"'{name}' has shape {tuple(tensors[name].shape)}, it must be {shape}")
+        if lengths.min() < 0 or lengths.max() >= config.max_len:
+            raise UserError(
+                f"lengths must lie between 0 and {config.max_len - 1}, which leaves a place for the time of the "
+                f"request; got {int(lengths.min())} to {int(lengths.max())}"
+            )
+        ids = tensors["ids"]
+        if ids.min() < 0 or ids.max() >= num_rows:
+            raise UserError(f"ids must lie between 0 and {num_rows - 1}, got {int(ids.min())} to {int(ids.max())}")
+
+
+def write_golden(
+    path: Path | str, config: ModelConfig, *, num_items: int = 50, num_sequences: int = 5, seed: int = 0
+) -> None:
+    """Write a golden file of our model with random parameters and input; the file is written aside and renamed.
+
+    `config` must have dim and max_len; its position table must cover max_len.
+    """
+    config = config.with_preset()
+    assert config.dim is not None and config.max_len is not None and config.max_len >= 2
+    assert (config.max_distance or config.max_len) >= config.max_len, "the file's layout has a full position table"
+    random = np.random.default_rng(seed)
+    model = RetrievalModel(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.from_numpy(random.normal(0, 0.1, tuple(parameter.shape))))
+    table = torch.from_numpy(random.normal(0, 0.1, (num_items + 1, config.dim))).float()
+    table[0] = 0
+    n = config.max_len
+    lengths = torch.from_numpy(np.linspace(n - 1, 1, num_sequences).round().astype(np.int64))
+    ids = torch.from_numpy(random.integers(1, num_items + 1, (num_sequences, n)))
+    gaps = np.exp(random.uniform(0, math.log(3e6), (num_sequences, n))).astype(np.int64)
+    times = torch.from_numpy(1_000_000_000 + np.cumsum(gaps, axis=1))
+    place = torch.arange(n)
+    ids = ids.masked_fill(place >= lengths[:, None], 0)
+    times = times.masked_fill(place > lengths[:, None], 0)
+    cotangent = torch.from_numpy(random.normal(0, 1, (num_sequences, n, config.dim))).float()
+    cotangent[place >= lengths[:, None]] = 0
+
+    results = _run(model, table, ids, times, lengths, cotangent)
+    arrays: dict[str, NDArray[Any]] = {
+        "model": np.array(config.name),
+        **{key: np.array(getattr(config, field), np.int64) for key, field in _SCALARS.items()},
+        "ids": ids.numpy(),
+        "timestamps": times.numpy(),
+        "lengths": lengths.numpy(),
+        "cotangent": cotangent.numpy(),
+        "param/" + _ITEMS: table.detach().numpy(),
+        **{key: value.numpy() for key, value in results.items()},
+    }
+    for name, parameter in model.named_parameters():
+        theirs, transposed = _public_name(config.name, name)
+        value = parameter.detach()
+        arrays["param/" + theirs] = (value.T if transposed else value).contiguous().numpy()
+    with replacing(path) as aside, aside.open("wb") as file:
+        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+
+
+def relative_error(ours: Tensor, theirs: Tensor) -> float:
+    """‖ours − theirs‖ / ‖theirs‖ in double precision; infinite if one is not finite, or theirs is 0 and ours is not."""
+    difference, size = (float(x.double().norm()) for x in (ours.double() - theirs.double(), theirs))
+    if not math.isfinite(difference):
+        return math.inf
+    return difference / size if size else (0.0 if difference == 0 else math.inf)
+
+
+def _run(
+    model: RetrievalModel, table: Tensor, ids: Tensor, times: Tensor, lengths: Tensor, cotangent: Tensor
+) -> dict[str, Tensor]:
+    """Return the padded output and every gradient of sum(output · cotangent), by the names and shapes of the file."""
+    table = table.requires_grad_()
+    real = torch.arange(ids.shape[1]) < lengths[:, None]
+    next_times = torch.cat([times[:, 1:], times[:, :1]], dim=1)
+    batch = Batch(
+        users=torch.arange(len(lengths)),
+        items=Jagged.from_lengths(ids[real], lengths),
+        events=torch.arange(int(lengths.sum())),
+        times=times[real],
+        next_times=next_times[real],
+        targets=None,
+    )
+    output = unit(model.encode(table, batch.items.values, batch))
+    (output * cotangent[real]).sum().backward()  # type: ignore[no-untyped-call]
+    padded = torch.zeros_like(cotangent)
+    padded[real] = output.detach()
+    results = {"output": padded, "grad/" + _ITEMS: _gradient(table)}
+    for name, parameter in model.named_parameters():
+        theirs, transposed = _public_name(model.config.name, name)
+        gradient = _gradient(parameter)
+        results["grad/" + theirs] = (gradient.T if transposed else gradient).contiguous()
+    return results
+
+
+def _gradient(tensor: Tensor) -> Tensor:
+    return torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
+
+
+def _public_name(model: str, name: str) -> tuple[str, bool]:
+    """Return a parameter's name in the file and whether it is stored transposed there (as nn.Linear keeps it)."""
+    if name == "position":
+        return _POSITIONS, False
+    if model not in _PUBLIC:
+        return name, False
+    prefix, names = _PUBLIC[model]
+    _, number, own = name.split(".")
+    return f"{prefix}{number}.{names[own]}", names[own].endswith(".weight")
+
+
+def _parameter_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+    with torch.device("meta"):
+        model = RetrievalModel(config)
+    for name, parameter in model.named_parameters():
+        theirs, transposed = _public_name(config.name, name)
+        yield theirs, tuple(reversed(parameter.shape)) if transposed else tuple(parameter.shape)
+
+
+def _config_of(arrays: Mapping[str, NDArray[Any]]) -> ModelConfig:
+    """Read the sizes of a file's model; those that it does not name follow from its tensors."""
+    name = str(_get(arrays, "model"))
+    if name not in BLOCKS:
+        raise UserError(f"the model '{name}' is not known; choose from {', '.join(BLOCKS)}.{nearest(name, BLOCKS)}")
+    sizes = {field: int(arrays[key]) for key, field in _SCALARS.items() if key in arrays}
+    for key in ("num_heads", "max_len", "num_buckets"):
+        _get(arrays, key)
+    dim = int(_get(arrays, "output").shape[-1])
+    ffn_dims = [array.shape[-1] for key, array in arrays.items() if key.endswith(_FFN_NAMES)] or [dim]
+    prefix = "param/" + (_PUBLIC[name][0] if name in _PUBLIC else "blocks.")
+    numbers = {key.removeprefix(prefix).partition(".")[0] for key in arrays if key.startswith(prefix)}
+    if not numbers:
+        raise UserError(f"it holds no parameters of {name}, whose names start with '{prefix}'")
+    config = ModelConfig(
+        name=name,  # type: ignore[arg-type]
+        dim=dim,
+        num_blocks=len(numbers),
+        ffn_multiplier=ffn_dims[0] / dim,
+        dropout=0.0,
+        **sizes,  # type: ignore[arg-type]
+    )
+    config.check()
+    return config.with_preset()
+
+
+def _get(content: Mapping[str, Any], key: str) -> Any:
+    if key not in content:
+        raise UserError(f"'{key}' is missing.{nearest(key, content)} See docs/models/conformance.md for the layout")
+    return content[key]
