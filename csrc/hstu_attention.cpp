@@ -39,7 +39,7 @@ class ByDistance {
 };
 
 // scores -> SiLU(scores) where rows see the key, zeros elsewhere.
-void activate(float* scores, int64_t keys, int64_t rows, int64_t offset) {
+TURBOGR_OUTLINE void activate(float* scores, int64_t keys, int64_t rows, int64_t offset) {
   for (int64_t c = 0; c < keys; ++c) {
     float* row = scores + c * kBlock;
     for (int64_t r = max_of(0, c - offset) / kLanes * kLanes; r < rows; r += kLanes) {
@@ -51,7 +51,7 @@ void activate(float* scores, int64_t keys, int64_t rows, int64_t offset) {
 }
 
 // scores -> SiLU(scores), and gradient of SiLU(scores) -> gradient of scores, added to `total` when it is given.
-void activate_backward(float* scores, float* gradient, float* total, int64_t keys, int64_t rows, int64_t offset) {
+TURBOGR_OUTLINE void activate_backward(float* scores, float* gradient, float* total, int64_t keys, int64_t rows, int64_t offset) {
   for (int64_t c = 0; c < keys; ++c) {
     const int64_t at = c * kBlock;
     for (int64_t r = max_of(0, c - offset) / kLanes * kLanes; r < rows; r += kLanes) {

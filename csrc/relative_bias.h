@@ -129,7 +129,7 @@ inline void fill_bias_slowly(const BiasSource& source, const int64_t* row_times,
 
 // Fills the tile for rows [row, row + rows) and keys [key, key + keys) of the token arrays; `place` is the distance in
 // places between the first row and the first key. Groups of rows that see none of a key are left as they are.
-inline void fill_bias(const BiasSource& source, int64_t row, int64_t rows, const TimeRange& row_range, int64_t key,
+TURBOGR_OUTLINE inline void fill_bias(const BiasSource& source, int64_t row, int64_t rows, const TimeRange& row_range, int64_t key,
                       int64_t keys, int64_t place, const BiasTile& tile) {
   const int64_t* row_times = source.query_times + row;
   const int64_t* key_times = source.key_times + key;
@@ -191,7 +191,7 @@ struct BiasGradient {
 };
 
 // Adds a tile of gradients of scores [key][row] (zeros where a row does not see the key or does not exist).
-inline void add_bias_gradient(const float* scores, const BiasTile& tile, int64_t rows, int64_t keys, int64_t place,
+TURBOGR_OUTLINE inline void add_bias_gradient(const float* scores, const BiasTile& tile, int64_t rows, int64_t keys, int64_t place,
                               const BiasGradient& into) {
   const int64_t groups = ceil_div(rows, kGroup);
   std::memset(into.tile_distance, 0, 3 * kBlock * sizeof(float));

@@ -21,6 +21,9 @@
 // Defines an exported kernel; it returns kOk or kOutOfMemory.
 #define TURBOGR_KERNEL(name) extern "C" __attribute__((visibility("default"))) int TURBOGR_PASTE(name, TURBOGR_ISA)
 
+// Marks the parts of a kernel that a profile should show by name.
+#define TURBOGR_OUTLINE __attribute__((noinline))
+
 namespace turbogr {
 
 constexpr int kOk = 0;

@@ -124,7 +124,8 @@ float log_sum_exp(const float* logits, int64_t n) {
     const vf e = exp_of(l - most) + l * 0.0f;  // exp_of loses a NaN, the product carries it
     total += count == kLanes ? e : (lane_numbers() < count ? e : vf{});
   });
-  return most + log_of(splat(sum(total)))[0];
+  const float all = sum(total);
+  return most + log_of(splat(all))[0] + all * 0.0f;  // log_of loses a NaN as well
 }
 
 // The gradient of x from that of x * scale, where scale = 1 / norm unless the norm was too small.

@@ -63,7 +63,7 @@ inline void micro_tile(int64_t k_begin, int64_t k_end, const float* a, int64_t l
 }
 
 // scores[key][row] = start[key][row] + sum_k a[key][k] * b[k][row]; `start` may be null. `rows` is a multiple of kLanes.
-inline void tile_scores(int64_t keys, int64_t rows, int64_t depth, const float* a, int64_t lda, const float* b,
+TURBOGR_OUTLINE inline void tile_scores(int64_t keys, int64_t rows, int64_t depth, const float* a, int64_t lda, const float* b,
                         const float* start, float* scores, int64_t offset) {
   for (int64_t n = 0; n < rows; n += kTileColumns) {
     const bool wide = n + kTileColumns <= rows;
@@ -81,7 +81,7 @@ inline void tile_scores(int64_t keys, int64_t rows, int64_t depth, const float* 
 }
 
 // out[row][n] += sum over keys seen by the row of scores[key][row] * b[key][n]; `width` is a multiple of kLanes.
-inline void tile_add_by_row(int64_t keys, int64_t rows, int64_t width, const float* scores, const float* b, int64_t ldb,
+TURBOGR_OUTLINE inline void tile_add_by_row(int64_t keys, int64_t rows, int64_t width, const float* scores, const float* b, int64_t ldb,
                             float* out, int64_t ldo, int64_t offset) {
   int64_t n = 0;
   for (; n + kTileColumns <= width; n += kTileColumns) {
@@ -101,7 +101,7 @@ inline void tile_add_by_row(int64_t keys, int64_t rows, int64_t width, const flo
 }
 
 // out[key][n] += sum over rows that see the key of scores[key][row] * b[row][n]; `width` is a multiple of kLanes.
-inline void tile_add_by_key(int64_t keys, int64_t rows, int64_t width, const float* scores, const float* b, int64_t ldb,
+TURBOGR_OUTLINE inline void tile_add_by_key(int64_t keys, int64_t rows, int64_t width, const float* scores, const float* b, int64_t ldb,
                             float* out, int64_t ldo, int64_t offset) {
   int64_t n = 0;
   for (; n + kTileColumns <= width; n += kTileColumns) {
@@ -128,7 +128,7 @@ inline void clear_unseen(int64_t keys, float* scores, int64_t offset) {
 }
 
 // Copies rows of a strided matrix to dst[rows_out][width], zeros beyond the source's rows and columns.
-inline void pack_rows(const float* src, int64_t stride, int64_t rows, int64_t columns, float scale, float* dst,
+TURBOGR_OUTLINE inline void pack_rows(const float* src, int64_t stride, int64_t rows, int64_t columns, float scale, float* dst,
                       int64_t rows_out, int64_t width) {
   for (int64_t r = 0; r < rows; ++r) {
     const float* from = src + r * stride;
@@ -169,7 +169,7 @@ inline void turn(const float* src, int64_t stride, float scale, float* dst, int6
 #endif
 
 // Writes the transpose of a strided matrix to dst[columns][kBlock], zeros from `rows` up to the next multiple of kGroup.
-inline void pack_transposed(const float* src, int64_t stride, int64_t rows, int64_t columns, float scale, float* dst) {
+TURBOGR_OUTLINE inline void pack_transposed(const float* src, int64_t stride, int64_t rows, int64_t columns, float scale, float* dst) {
   const int64_t whole_rows = rows / kTurn * kTurn, whole_columns = columns / kTurn * kTurn;
   for (int64_t r = 0; r < whole_rows; r += kTurn) {
     for (int64_t c = 0; c < whole_columns; c += kTurn) turn(src + r * stride + c, stride, scale, dst + c * kBlock + r, kBlock);

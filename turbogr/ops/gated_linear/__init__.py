@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from turbogr.ops import registry
+from turbogr.ops import native, registry
 from turbogr.ops.checks import check_shape
-from turbogr.ops.gated_linear import reference
+from turbogr.ops.gated_linear import cpu, reference
 from turbogr.ops.norm_linear import Norm
 from turbogr.random import Dropout
 
@@ -47,3 +47,4 @@ def gated_linear(
 
 
 registry.register_reference("gated_linear", reference.gated_linear)
+registry.register("gated_linear", registry.Backend("cpu", cpu.gated_linear, native.why_not))

@@ -6,9 +6,9 @@ from typing import Literal
 
 from torch import Tensor
 
-from turbogr.ops import registry
+from turbogr.ops import native, registry
 from turbogr.ops.checks import check_shape
-from turbogr.ops.norm_linear import reference
+from turbogr.ops.norm_linear import cpu, reference
 
 Norm = Literal["layer", "rms", "none"]
 Activation = Literal["silu", "none"]
@@ -31,3 +31,4 @@ def norm_linear(
 
 
 registry.register_reference("norm_linear", reference.norm_linear)
+registry.register("norm_linear", registry.Backend("cpu", cpu.norm_linear, native.why_not))
