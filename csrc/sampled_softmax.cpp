@@ -16,6 +16,7 @@ constexpr float kNormEps = 1e-6f;
 constexpr float kMasked = -1e30f;  // finite, so that 0 * logit tells a NaN from a masked logit
 constexpr int64_t kChunkPairs = int64_t{1} << 23;
 constexpr int64_t kTaskPairs = 4096;
+constexpr int64_t kCacheBytes = 262144;
 
 struct Shape {
   int64_t num_tokens, num_negatives, num_rows, width;
@@ -210,6 +211,14 @@ void add_row_gradients(const Inputs& in, const Shape& shape, int64_t first_token
   });
 }
 
+// Tokens per chunk: their queries fit the second-level cache, unless the table is so large that going over its rows would
+// weigh more than the pairs; and the pairs' arrays stay bounded.
+int64_t chunk_tokens(const Shape& shape) {
+  const int64_t total = shape.num_negatives + 1;
+  const int64_t wanted = max_of(kCacheBytes / (4 * shape.width), shape.num_rows / total);
+  return max_of(1, min_of(shape.num_tokens, min_of(wanted, kChunkPairs / total)));
+}
+
 }  // namespace
 
 // `losses` and `sums` (log of the sum of exp) [T], `query_scales` [T], `row_scales` [R].
@@ -242,7 +251,7 @@ TURBOGR_KERNEL(sampled_softmax_backward)
   const Shape shape{num_tokens, num_negatives, num_rows, width, inverse_temperature};
   const Inputs in{queries, rows, positives, negatives, log_q, query_scales, row_scales};
   const int64_t total = num_negatives + 1;
-  const int64_t chunk = max_of(1, min_of(num_tokens, kChunkPairs / total));
+  const int64_t chunk = chunk_tokens(shape);
   Buffer<uint32_t> pair_rows(chunk * total), order(chunk * total), starts(num_rows + 1);
   Buffer<float> pair_weights(chunk * total);
   if (!pair_rows || !order || !starts || !pair_weights) return kOutOfMemory;
