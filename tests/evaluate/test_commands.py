@@ -102,6 +102,7 @@ def test_recommend_writes_every_user_in_every_format(trained: Path, tmp_path: Pa
     if ending == "parquet":
         rows = pq.read_table(out).to_pylist()
     elif ending == "csv":
+        assert out.read_text().startswith('user_id,item_id,rank,score\n100,"item-0')
         with out.open(newline="") as file:
             rows = [
                 {**row, "user_id": int(row["user_id"]), "rank": int(row["rank"]), "score": float(row["score"])}

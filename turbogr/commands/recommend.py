@@ -194,8 +194,11 @@ def _parquet(path: Path, schema: pa.Schema) -> Iterator[Write]:
 
 @contextmanager
 def _csv(path: Path, schema: pa.Schema) -> Iterator[Write]:
-    with pa.csv.CSVWriter(path, schema, write_options=pa.csv.WriteOptions(quoting_style="needed")) as writer:
-        yield writer.write_batch
+    options = pa.csv.WriteOptions(include_header=False, quoting_style="needed")
+    with path.open("wb") as file:
+        file.write((",".join(schema.names) + "\n").encode())  # Arrow would put the names in quotes
+        with pa.csv.CSVWriter(file, schema, write_options=options) as writer:
+            yield writer.write_batch
 
 
 @contextmanager
