@@ -1,12 +1,13 @@
 """Prepares over an existing store and dies by SIGKILL before its n-th act on the file system, for every n.
 
-Run as a script of its own: the process that forks has started no threads. Prints one line per death: what the target
+Run as a script of its own, because it forks: with one thread, preparing CSV starts no others. Prints one line per death: what the target
 held afterwards.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 import warnings
@@ -35,6 +36,8 @@ def prepare_and_die(folder: Path, last_act: int) -> None:
 
 def main(folder: Path) -> None:
     warnings.simplefilter("ignore")
+    prepare("csv", [folder / "new.csv"], folder / "warm-up", threads=1)  # the children share what this imports
+    shutil.rmtree(folder / "warm-up")
     old = Store.open(folder / "store").manifest.content_hash
     for last_act in range(1, 10_000):
         child = os.fork()
