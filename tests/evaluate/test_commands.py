@@ -75,16 +75,21 @@ def test_evaluate_prints_and_writes_what_it_measured(run: Path, tmp_path: Path, 
 
 
 def test_evaluate_keeps_the_other_part_of_the_same_checkpoint_only(run: Path, capsys: pytest.CaptureFixture) -> None:
+    short = sum(length < 3 for length in np.diff(open_run(run).store.offsets))
+    assert cli.main(["evaluate", str(run), "--part", "valid"]) == 0
+    valid = json.loads((run / "evaluation.json").read_text())
+    assert valid["skipped"] == {"no valid event": short}
+    assert "the validation item is ranked" in valid["protocol"]
+    assert "on these same held-out items" in valid["protocol"]
+    assert f"{short} users are not part of it: no valid event" in capsys.readouterr().out
+
     assert cli.main(["evaluate", str(run), "--batch-size", "1"]) == 0
-    test = json.loads((run / "evaluation.json").read_text())["parts"]["test"]
+    test = json.loads((run / "evaluation.json").read_text())
+    assert test["parts"]["valid"] == valid["parts"]["valid"]
+    assert "the test item is ranked" in test["protocol"]
     assert cli.main(["evaluate", str(run), "--part", "valid", "--batch-size", "1000"]) == 0
     record = json.loads((run / "evaluation.json").read_text())
-    assert list(record["parts"]) == ["test", "valid"]
-    assert record["parts"]["test"] == test
-    assert "on these same held-out items" in record["protocol"]
-    short = sum(length < 3 for length in np.diff(open_run(run).store.offsets))
-    assert record["skipped"] == {"no valid event": short}
-    assert f"{short} users are not part of it: no valid event" in capsys.readouterr().out
+    assert record == test, "the same numbers for any batch size, headed by the test part"
 
     (run / "evaluation.json").write_text(json.dumps({**record, "step": 10**6}))
     assert cli.main(["evaluate", str(run), "--which", "last"]) == 0

@@ -64,15 +64,18 @@ def run(args: argparse.Namespace) -> int:
     measured = {"model": result.metrics, **baselines}
     protocol = f"{result.protocol}; {_checkpoint(opened, args.part)}"
     target = args.folder / "evaluation.json"
+    # One sentence heads the file: that of the test part, if it has been measured.
+    earlier = _earlier_evaluation(target, opened.info["step"])
+    head: dict[str, Any] = {"num_users": result.num_users, "protocol": protocol, "skipped": result.skipped}
+    if args.part == "valid" and "test" in earlier.get("parts", {}):
+        head = {key: earlier[key] for key in head}
     write_evaluation(
         target,
-        {**_other_parts(target, opened.info["step"]), args.part: measured},
-        num_users=result.num_users,
-        protocol=protocol,
+        {**earlier.get("parts", {}), args.part: measured},
         step=opened.info["step"],
         epoch=opened.info["epoch"],
         selected_on=_selected_on(opened),
-        skipped=result.skipped,
+        **head,
     )
     if args.json is not None:
         replace_text(args.json, target.read_text(encoding="utf-8"))
@@ -148,10 +151,11 @@ def _checkpoint(opened: TrainedRun, part: str) -> str:
     return f"{at}, chosen by its {metric} on the {chosen} items"
 
 
-def _other_parts(path: Path, step: int) -> dict[str, Any]:
-    """Return the parts of an earlier evaluation of the same checkpoint, to be kept beside the new one."""
+def _earlier_evaluation(path: Path, step: int) -> dict[str, Any]:
+    """Return an earlier evaluation of the same checkpoint, whose other part is kept; {} if there is none."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-        return dict(record["parts"]) if record["step"] == step else {}
+        complete = record["step"] == step and {"parts", "num_users", "protocol", "skipped"} <= record.keys()
     except (OSError, ValueError, KeyError, TypeError):
-        return {}  # no earlier evaluation, or one that is damaged and replaced now
+        return {}  # none, or a damaged one, which is replaced now
+    return dict(record) if complete else {}
