@@ -1,7 +1,7 @@
 """Prepares over an existing store and dies by SIGKILL before its n-th act on the file system, for every n.
 
-Run as a script of its own, because it forks: with one thread, preparing CSV starts no others. Prints one line per death: what the target
-held afterwards.
+Run as a script of its own, because it forks: with one thread, preparing CSV starts no others. Prints one line per
+death: what the target held afterwards.
 """
 
 from __future__ import annotations

@@ -84,16 +84,17 @@ def settle_form(values: pa.Array, name: str, unit: str, format: str | None) -> T
 
 
 def _number_form(kind: str, values: pa.Array, name: str, unit: str) -> TimeForm:
+    suffix = re.search(r"_(s|ms|us|ns)$", name.lower())
+    if unit == "auto" and suffix:
+        unit = suffix.group(1)
     guessed = unit == "auto"
     if guessed:
-        unit = _guess_unit(values, name)
+        unit = _guess_unit(values)
     return TimeForm(kind, unit, unit if kind == "integer" else "us", guessed)
 
 
-def _guess_unit(values: pa.Array, name: str) -> str:
-    suffix = re.search(r"_(s|ms|us|ns)$", name.lower())
-    if suffix:
-        return suffix.group(1)
+def _guess_unit(values: pa.Array) -> str:
+    """Return the unit in which the middle value lies between 1970 and 2200, the coarsest that does."""
     numbers = np.abs(pc.drop_null(values).to_numpy(zero_copy_only=False).astype(np.float64))
     numbers = numbers[np.isfinite(numbers)]
     middle = float(np.median(numbers)) if len(numbers) else 0.0

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import datetime
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from turbogr.data.times import REASONS, parse_times, settle_form
+from turbogr.errors import UserError
+
+MOMENT = datetime.datetime(2022, 5, 1, 12, 30, 15, tzinfo=datetime.timezone.utc)
+SECONDS = int(MOMENT.timestamp())
+
+
+def seconds(values: pa.Array, name: str = "timestamp", unit: str = "auto", format: str | None = None) -> list[int]:
+    form = settle_form(values, name, unit, format)
+    times = parse_times(values, form)
+    assert not times.reasons.any(), [REASONS[reason] for reason in times.reasons]
+    return (times.ticks // form.ticks_per_second).tolist()
+
+
+def reasons(values: pa.Array, first: pa.Array | None = None, **options: str) -> list[str]:
+    form = settle_form(
+        values if first is None else first, "timestamp", options.get("unit", "auto"), options.get("format")
+    )
+    return [REASONS[reason] for reason in parse_times(values, form).reasons]
+
+
+@pytest.mark.parametrize("factor", [1, 10**3, 10**6, 10**9])
+@pytest.mark.parametrize("kind", [pa.int64(), pa.uint64(), pa.string(), pa.large_string()])
+def test_the_unit_of_integers_is_seen_from_their_size(factor: int, kind: pa.DataType) -> None:
+    values = pa.array([SECONDS * factor, (SECONDS + 5) * factor]).cast(kind)
+    assert seconds(values) == [SECONDS, SECONDS + 5]
+
+
+def test_small_numbers_are_seconds() -> None:
+    assert seconds(pa.array([0, 1, 2, 1000])) == [0, 1, 2, 1000]
+
+
+def test_a_name_or_an_option_decides_the_unit() -> None:
+    assert seconds(pa.array([5000, 7000]), name="time_ms") == [5, 7]
+    assert seconds(pa.array([5000, 7000]), unit="ms") == [5, 7]
+    assert seconds(pa.array([5.0, 7.0]), unit="s") == [5, 7]
+
+
+def test_decimals_keep_their_order_below_a_second() -> None:
+    values = pa.array([SECONDS + 0.75, SECONDS + 0.5])
+    form = settle_form(values, "timestamp", "auto", None)
+    ticks = parse_times(values, form).ticks
+    assert ticks[0] - ticks[1] == 250_000
+    assert seconds(values.cast(pa.string())) == [SECONDS, SECONDS]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "2022-05-01T12:30:15Z",
+        "2022-05-01 12:30:15",
+        "2022-05-01T12:30:15.500",
+        "2022-05-01T12:30:15+00:00",
+        "2022-05-01T14:30:15+02:00",
+    ],
+)
+def test_iso_text(text: str) -> None:
+    assert seconds(pa.array([text])) == [SECONDS]
+    assert seconds(pa.array([text, "2022-05-02"])) == [SECONDS, SECONDS - SECONDS % 86400 + 86400]
+
+
+def test_a_format() -> None:
+    assert seconds(pa.array(["01/05/2022 12:30:15"]), format="%d/%m/%Y %H:%M:%S") == [SECONDS]
+    assert reasons(pa.array(["2022"]), format="%d/%m/%Y") == ["unreadable time"]
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+def test_arrow_timestamps(unit: str) -> None:
+    for zone in (None, "UTC", "Asia/Tokyo"):
+        assert seconds(pa.array([MOMENT], pa.timestamp(unit, tz=zone))) == [SECONDS]
+    assert seconds(pa.array([MOMENT.date()], pa.date32())) == [SECONDS - SECONDS % 86400]
+
+
+def test_what_is_no_time_gets_a_reason() -> None:
+    good = pa.array([str(SECONDS)])
+    texts = ["", " ", "x", "-1", "nan", "inf", "99999999999999", "9" * 40, "1_000", None]
+    expected = ["missing time"] * 2 + ["unreadable time", "negative time"] + ["unreadable time"] * 2
+    expected += ["time after the year 2200"] * 2 + ["unreadable time", "missing time"]
+    assert reasons(pa.array(texts), first=good) == expected
+    assert reasons(pa.array([1.0, float("nan"), float("inf"), -1.0, None])) == [
+        "",
+        "unreadable time",
+        "unreadable time",
+        "negative time",
+        "missing time",
+    ]
+    assert reasons(pa.array(["2022-05-01", "1950-01-01", "2022-13-45", "9999-01-01"])) == [
+        "",
+        "negative time",
+        "unreadable time",
+        "time after the year 2200",
+    ]
+    assert reasons(pa.array([2**64 - 1, 5], pa.uint64()), unit="s") == ["time after the year 2200", ""]
+
+
+def test_a_time_in_another_unit_than_the_rest_is_doubted() -> None:
+    values = pa.array(np.append(np.full(9, SECONDS * 1000), SECONDS))
+    assert reasons(values)[-1] == "time of another unit"
+    assert reasons(values, unit="ms")[-1] == ""
+
+
+def test_types_that_hold_no_time() -> None:
+    with pytest.raises(UserError, match="is of type bool"):
+        settle_form(pa.array([True]), "timestamp", "auto", None)
