@@ -37,6 +37,7 @@ AVX512 = [
     "-mavx512dq",
     "-mavx512vl",
     "-mprefer-vector-width=512",
+    "-Wno-uninitialized",
     "-Wno-maybe-uninitialized",
 ]
 

@@ -1,11 +1,15 @@
-// sampled_softmax: candidates are gathered, scored and reduced without an array of vectors or of logits.
+// Sampled softmax: the loss of every position against its own negatives, and its gradients.
 //
-// Of a token t with query q and candidates c (the positive first), logit = q·r_c * s * inv|q| * inv|r_c| - log Q_c. The forward keeps
-// per token the logarithm of the sum and the inverse norms; the backward scores again. Its gradient of the rows is
-// summed row by row over (token, candidate) pairs that a counting sort brings together, so each row is written once and in a
-// fixed order. Pairs are handled in chunks of bounded size.
+// Forward, one position at a time: score the candidates, reduce, and, when a gradient will be wanted, sum the candidates
+// weighted by their probabilities while they are still in cache. That sum is the gradient of the query for a unit gradient
+// of the loss, so the backward never gathers candidates again. Candidate `num_negatives` is the positive.
+//
+// Backward to the rows: (position, row, coefficient) triples are dealt out to ranges of rows, in the order of positions,
+// then each range is summed by one thread. Nothing depends on the number of threads. Positions are taken in portions, so
+// the triples, and the probabilities if the forward did not keep them, stay within a fixed budget.
 
-#include "grouping.h"
+#include <cmath>
+
 #include "simd.h"
 
 namespace turbogr {
@@ -13,267 +17,342 @@ namespace TURBOGR_ISA {
 namespace {
 
 constexpr float kNormEps = 1e-6f;
-constexpr float kMasked = -1e30f;  // finite, so that 0 * logit tells a NaN from a masked logit
-constexpr int64_t kChunkPairs = int64_t{1} << 23;
-constexpr int64_t kTaskPairs = 4096;
-constexpr int64_t kCacheBytes = 262144;
+constexpr int64_t kPortion = int64_t(1) << 22;  // pairs of a position and a candidate handled together in the backward
 
-struct Shape {
-  int64_t num_tokens, num_negatives, num_rows, width;
+struct Problem {
+  const float *queries, *rows;
+  const int64_t *positives, *negatives;
+  const float* log_q;  // may be null
+  int64_t num_positions, num_negatives, num_rows, width;
   float inverse_temperature;
+  bool normalize;
+
+  int64_t candidate(int64_t position, int64_t j) const {
+    return j < num_negatives ? negatives[position * num_negatives + j] : positives[position];
+  }
 };
 
-struct Inputs {
-  const float* queries;
-  const float* rows;
-  const int64_t* positives;
-  const int64_t* negatives;
-  const float* log_q;         // may be null
-  const float* query_scales;  // inverse norms
-  const float* row_scales;
-};
-
-inline float squared_norm(const float* x, int64_t width) {
+float dot(const float* a, const float* b, int64_t n) {
   vf total{};
-  for_vectors(width, [&](int64_t c, int count) {
-    const vf v = load_some(x + c, count);
-    total += v * v;
-  });
+  for_vectors(n, [&](int64_t c, int count) { total += load_some(a + c, count) * load_some(b + c, count); });
   return sum(total);
 }
 
-// 1 / max(norm, eps) of every row of x, or ones.
-void inverse_norms(const float* x, int64_t num_rows, int64_t width, bool normalize, float* out) {
-  parallel_blocks(num_rows, rows_per_block(4 * width), [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) {
-      if (!normalize) {
-        out[row] = 1.0f;
-        continue;
-      }
-      const float norm = __builtin_sqrtf(squared_norm(x + row * width, width));
-      out[row] = 1.0f / (norm < kNormEps ? kNormEps : norm);
-    }
+float inverse_norm(const float* x, int64_t n) {
+  const float norm = std::sqrt(dot(x, x, n));
+  return 1.0f / (norm < kNormEps ? kNormEps : norm);
+}
+
+// Gradient of the unit vector -> gradient of the vector, in place. A vector shorter than the epsilon was only scaled.
+void through_norm(const float* x, float inverse, int64_t n, float* gradient) {
+  const bool projected = inverse < 1.0f / kNormEps;
+  const float along = projected ? dot(x, gradient, n) * inverse * inverse : 0.0f;
+  for_vectors(n, [&](int64_t c, int count) {
+    store_some(gradient + c, (load_some(gradient + c, count) - load_some(x + c, count) * along) * inverse, count);
   });
 }
 
-// The dot products of a query with four rows.
-inline void dot4(const float* q, const float* const* r, int64_t width, float* out) {
-  vf a{}, b{}, c{}, d{};
-  for_vectors(width, [&](int64_t at, int count) {
-    const vf x = load_some(q + at, count);
-    a += x * load_some(r[0] + at, count);
-    b += x * load_some(r[1] + at, count);
-    c += x * load_some(r[2] + at, count);
-    d += x * load_some(r[3] + at, count);
-  });
-  out[0] = sum(a);
-  out[1] = sum(b);
-  out[2] = sum(c);
-  out[3] = sum(d);
-}
-
-// y += the sum of four rows times their weights.
-inline void add4(float* y, const float* const* r, const float* w, int64_t width) {
-  for_vectors(width, [&](int64_t at, int count) {
-    const vf left = load_some(r[0] + at, count) * w[0] + load_some(r[1] + at, count) * w[1];
-    const vf right = load_some(r[2] + at, count) * w[2] + load_some(r[3] + at, count) * w[3];
-    store_some(y + at, load_some(y + at, count) + (left + right), count);
-  });
-}
-
-inline int64_t candidate(const Inputs& in, const Shape& shape, int64_t token, int64_t j) {
-  return j == 0 ? in.positives[token] : in.negatives[token * shape.num_negatives + j - 1];
-}
-
-// Visits the candidates of a token four at a time: body(j, count, ids, rows), the rows beyond `count` repeating the last.
-template <class Body>
-inline void for_candidates(const Inputs& in, const Shape& shape, int64_t token, Body&& body) {
-  const int64_t total = shape.num_negatives + 1;
-  for (int64_t j = 0; j < total; j += 4) {
-    const int count = static_cast<int>(min_of(4, total - j));
-    int64_t ids[4];
-    const float* rows[4];
-    for (int i = 0; i < 4; ++i) {
-      ids[i] = candidate(in, shape, token, j + (i < count ? i : count - 1));
-      rows[i] = in.rows + ids[i] * shape.width;
+// Lane i of the result is the sum of the lanes of x[i].
+vf sum_each(const vf* x) {
+#if defined(__AVX2__)
+  constexpr int kParts = kLanes / 8;
+  __m256 part[kParts];
+  for (int p = 0; p < kParts; ++p) {
+    __m256 y[8];
+    for (int i = 0; i < 8; ++i) {
+#if defined(__AVX512F__)
+      const __m512 wide = (__m512)x[p * 8 + i];
+      y[i] = _mm256_add_ps(_mm512_castps512_ps256(wide), _mm512_extractf32x8_ps(wide, 1));
+#else
+      y[i] = (__m256)x[i];
+#endif
     }
-    for (int64_t ahead = j + 8; ahead < min_of(total, j + 12); ++ahead) {
-      __builtin_prefetch(in.rows + candidate(in, shape, token, ahead) * shape.width);
-    }
-    body(j, count, ids, rows);
+    const __m256 a = _mm256_hadd_ps(_mm256_hadd_ps(y[0], y[1]), _mm256_hadd_ps(y[2], y[3]));
+    const __m256 b = _mm256_hadd_ps(_mm256_hadd_ps(y[4], y[5]), _mm256_hadd_ps(y[6], y[7]));
+    part[p] = _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
+  }
+#if defined(__AVX512F__)
+  return (vf)_mm512_insertf32x8(_mm512_castps256_ps512(part[0]), part[1], 1);
+#else
+  return (vf)part[0];
+#endif
+#else
+  vf y;
+  for (int i = 0; i < kLanes; ++i) y[i] = sum(x[i]);
+  return y;
+#endif
+}
+
+// Dot products of the query with kLanes rows.
+vf score(const float* query, const float* const* rows, int64_t width) {
+  vf total[kLanes] = {};
+  int64_t c = 0;
+  for (; c + kLanes <= width; c += kLanes) {
+    const vf q = load(query + c);
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; ++i) total[i] += q * load(rows[i] + c);
+  }
+  if (c < width) {
+    const int count = static_cast<int>(width - c);
+    const vf q = load_first(query + c, count);
+#pragma GCC unroll 16
+    for (int i = 0; i < kLanes; ++i) total[i] += q * load_first(rows[i] + c, count);
+  }
+  return sum_each(total);
+}
+
+// out[column ...] = sum_j weights[j] * rows[j][column ...] over Vectors vectors, the last of `last` columns.
+template <int Vectors>
+void sum_columns(const float* const* rows, const float* weights, int64_t n, int64_t column, int last, float* out) {
+  vf total[Vectors] = {};
+  for (int64_t j = 0; j < n; ++j) {
+    const float* row = rows[j] + column;
+#pragma GCC unroll 8
+    for (int v = 0; v < Vectors - 1; ++v) total[v] += weights[j] * load(row + v * kLanes);
+    total[Vectors - 1] += weights[j] * load_some(row + (Vectors - 1) * kLanes, last);
+  }
+  for (int v = 0; v < Vectors - 1; ++v) store(out + column + v * kLanes, total[v]);
+  store_some(out + column + (Vectors - 1) * kLanes, total[Vectors - 1], last);
+}
+
+// out = sum_j weights[j] * rows[j].
+void weighted_sum(const float* const* rows, const float* weights, int64_t n, int64_t width, float* out) {
+  using Sum = void (*)(const float* const*, const float*, int64_t, int64_t, int, float*);
+  static constexpr Sum kSums[] = {sum_columns<1>, sum_columns<2>, sum_columns<3>, sum_columns<4>,
+                                  sum_columns<5>, sum_columns<6>, sum_columns<7>, sum_columns<8>};
+  for (int64_t column = 0; column < width; column += 8 * kLanes) {
+    const int64_t columns = min_of(8 * kLanes, width - column);
+    const int64_t vectors = ceil_div(columns, kLanes);
+    kSums[vectors - 1](rows, weights, n, column, static_cast<int>(columns - (vectors - 1) * kLanes), out);
   }
 }
 
-// Logits of four candidates; a negative that is the positive is masked.
-inline void score4(const Inputs& in, const Shape& shape, int64_t token, int64_t j, const int64_t* ids,
-                   const float* const* rows, float* logits) {
-  dot4(in.queries + token * shape.width, rows, shape.width, logits);
-  const float scale = in.query_scales[token] * shape.inverse_temperature;
-  for (int i = 0; i < 4; ++i) {
-    logits[i] = logits[i] * scale * in.row_scales[ids[i]] - (in.log_q ? in.log_q[ids[i]] : 0.0f);
-    if (j + i > 0 && ids[i] == in.positives[token]) logits[i] = kMasked;
-  }
-}
+// Per candidate of one position, padded to whole vectors.
+struct Scratch {
+  const float** rows;
+  float *scales, *offsets, *logits;
 
-// log(sum of exp) of n logits; NaN when one is.
-float log_sum_exp(const float* logits, int64_t n) {
-  float most = logits[0];
-  for (int64_t j = 1; j < n; ++j) most = logits[j] > most ? logits[j] : most;
+  void layout(Arena& arena, int64_t candidates) {
+    const int64_t padded = round_up(candidates, kLanes);
+    rows = arena.take<const float*>(padded);
+    scales = arena.take<float>(padded);
+    offsets = arena.take<float>(padded);
+    logits = arena.take<float>(padded);
+  }
+};
+
+struct PositionResult {
+  float loss, inverse_norm;
+};
+
+// Leaves the probabilities of the candidates in scratch.logits, 0 for accidental hits.
+PositionResult score_position(const Problem& p, const float* inverse_rows, int64_t position, const Scratch& scratch) {
+  const int64_t candidates = p.num_negatives + 1, padded = round_up(candidates, kLanes);
+  const float* query = p.queries + position * p.width;
+  const int64_t positive = p.positives[position];
+  const float inverse = p.normalize ? inverse_norm(query, p.width) : 1.0f;
+  const float factor = inverse * p.inverse_temperature;
+  constexpr float kHidden = -INFINITY;
+  for (int64_t j = 0; j < candidates; ++j) {
+    const int64_t row = p.candidate(position, j);
+    scratch.rows[j] = p.rows + row * p.width;
+    __builtin_prefetch(scratch.rows[j]);
+    scratch.scales[j] = p.normalize ? inverse_rows[row] * factor : factor;
+    const bool hit = j < p.num_negatives && row == positive;
+    scratch.offsets[j] = hit ? kHidden : p.log_q != nullptr ? -p.log_q[row] : 0.0f;
+  }
+  for (int64_t j = candidates; j < padded; ++j) {
+    scratch.rows[j] = query;
+    scratch.scales[j] = 0.0f;
+    scratch.offsets[j] = kHidden;
+  }
+  vf highest = splat(kHidden);
+  for (int64_t j = 0; j < padded; j += kLanes) {
+    const vf logit = score(query, scratch.rows + j, p.width) * load(scratch.scales + j) + load(scratch.offsets + j);
+    store(scratch.logits + j, logit);
+    highest = max_of(logit, highest);
+  }
+  const float top = max_lane(highest), own = scratch.logits[p.num_negatives];
   vf total{};
-  for_vectors(n, [&](int64_t j, int count) {
-    const vf l = load_some(logits + j, count);
-    const vf e = exp_of(l - most) + l * 0.0f;  // exp_of loses a NaN, the product carries it
-    total += count == kLanes ? e : (lane_numbers() < count ? e : vf{});
-  });
+  for (int64_t j = 0; j < padded; j += kLanes) {
+    const vf logit = load(scratch.logits + j) - top;
+    const vf e = logit < -80.0f ? vf{} : exp_of(logit) + (logit - logit);  // exp_of loses a NaN, the zero carries it
+    store(scratch.logits + j, e);
+    total += e;
+  }
   const float all = sum(total);
-  return most + log_of(splat(all))[0] + all * 0.0f;  // log_of loses a NaN as well
+  for (int64_t j = 0; j < padded; j += kLanes) store(scratch.logits + j, load(scratch.logits + j) * (1.0f / all));
+  return {top - own + std::log(all), inverse};
 }
 
-// The gradient of x from that of x * scale, where scale = 1 / norm unless the norm was too small.
-void through_norm(float* grad, const float* x, float scale, int64_t width) {
-  if (scale >= 1.0f / kNormEps) {
-    for_vectors(width, [&](int64_t c, int count) { store_some(grad + c, load_some(grad + c, count) * scale, count); });
-    return;
+struct Triple {
+  uint32_t position;
+  uint32_t row;
+  float coefficient;
+};
+
+// Sums of coefficient * query by row, a range of rows at a time.
+class RowSums {
+ public:
+  RowSums(const Problem& problem, const float* inverse_rows, float* target)
+      : p_(problem), inverse_rows_(inverse_rows), target_(target) {
+    // The sums of a range stay in the first-level cache, unless that makes too many ranges to deal out to.
+    while ((int64_t(2) << shift_) * p_.width * 4 <= 32768 || (p_.num_rows >> shift_) >= 1024) ++shift_;
+    ranges_ = (p_.num_rows >> shift_) + 1;
   }
-  vf total{};
-  for_vectors(width, [&](int64_t c, int count) { total += load_some(grad + c, count) * load_some(x + c, count); });
-  const float along = sum(total) * scale * scale;
-  for_vectors(width, [&](int64_t c, int count) {
-    store_some(grad + c, (load_some(grad + c, count) - load_some(x + c, count) * along) * scale, count);
-  });
-}
 
-// Gradients of the queries of tokens [first, last), and per pair its row and its weight on the query.
-void query_gradients(const Inputs& in, const Shape& shape, const float* sums, const float* grad_loss, bool normalize,
-                     int64_t first, int64_t last, float* grad_queries, uint32_t* pair_rows, float* pair_weights) {
-  const int64_t total = shape.num_negatives + 1;
-  parallel_blocks(last - first, 16, [&](int64_t begin, int64_t end) {
-    for (int64_t token = first + begin; token < first + end; ++token) {
-      float* grad = grad_queries + token * shape.width;
-      std::memset(grad, 0, static_cast<size_t>(shape.width) * sizeof(float));
-      const float query_scale = in.query_scales[token] * shape.inverse_temperature;
-      const float upstream = grad_loss[token];
-      for_candidates(in, shape, token, [&](int64_t j, int count, const int64_t* ids, const float* const* rows) {
-        float logits[kLanes] = {}, weights[4];
-        score4(in, shape, token, j, ids, rows, logits);
-        const vf p = exp_of(load(logits) - sums[token]);
-        const int64_t pair = (token - first) * total + j;
-        for (int i = 0; i < 4; ++i) {
-          float w = 0.0f;
-          if (i < count && logits[i] != kMasked) w = (p[i] + logits[i] * 0.0f - (j + i == 0 ? 1.0f : 0.0f)) * upstream;
-          weights[i] = w * in.row_scales[ids[i]] * shape.inverse_temperature;
-          if (i < count) {
-            pair_rows[pair + i] = static_cast<uint32_t>(ids[i]);
-            pair_weights[pair + i] = w * query_scale;
-          }
-        }
-        add4(grad, rows, weights, shape.width);
+  int64_t ranges() const { return ranges_; }
+  int64_t range_of(int64_t row) const { return row >> shift_; }
+
+  // Adds the triples of one range; the first portion clears the range, the last finishes it.
+  void add(int64_t range, const Triple* triples, int64_t n, int64_t first_position, bool first, bool last) const {
+    const int64_t begin = range << shift_, end = min_of(p_.num_rows, (range + 1) << shift_);
+    if (begin >= end) return;
+    if (first) std::memset(target_ + begin * p_.width, 0, static_cast<size_t>((end - begin) * p_.width) * sizeof(float));
+    for (int64_t i = 0; i < n; ++i) {
+      const Triple& triple = triples[i];
+      if (i + 8 < n) {
+        __builtin_prefetch(p_.queries + (first_position + triples[i + 8].position) * p_.width);
+        __builtin_prefetch(target_ + int64_t(triples[i + 8].row) * p_.width, 1);
+      }
+      const float* query = p_.queries + (first_position + triple.position) * p_.width;
+      float* sum = target_ + int64_t(triple.row) * p_.width;
+      for_vectors(p_.width, [&](int64_t c, int count) {
+        store_some(sum + c, load_some(sum + c, count) + triple.coefficient * load_some(query + c, count), count);
       });
-      if (normalize) through_norm(grad, in.queries + token * shape.width, in.query_scales[token], shape.width);
+    }
+    if (last && p_.normalize) {
+      for (int64_t row = begin; row < end; ++row) {
+        through_norm(p_.rows + row * p_.width, inverse_rows_[row], p_.width, target_ + row * p_.width);
+      }
+    }
+  }
+
+ private:
+  const Problem& p_;
+  const float* inverse_rows_;
+  float* target_;
+  int shift_ = 0;
+  int64_t ranges_;
+};
+
+// What the rows' gradient needs of the forward; `probabilities` [T, n + 1] may be null.
+struct Kept {
+  const float *inverse_rows, *inverse_queries, *probabilities;
+};
+
+// The triples of positions [first, end), dealt out by range: `starts` [ranges + 1] tells where each range begins.
+void deal_triples(const Problem& p, const Kept& kept, const float* grad_loss, const RowSums& sums, int64_t first,
+                  int64_t end, Triple* triples, uint32_t* next, uint32_t* starts) {
+  constexpr int64_t kChunk = 64;  // positions of a task
+  const int64_t candidates = p.num_negatives + 1, ranges = sums.ranges(), chunks = ceil_div(end - first, kChunk);
+  parallel_tasks(chunks, [&](int64_t chunk) {
+    uint32_t* count = next + chunk * ranges;
+    std::memset(count, 0, static_cast<size_t>(ranges) * sizeof(uint32_t));
+    for (int64_t t = first + chunk * kChunk; t < min_of(end, first + (chunk + 1) * kChunk); ++t) {
+      for (int64_t j = 0; j < candidates; ++j) ++count[sums.range_of(p.candidate(t, j))];
+    }
+  });
+  uint32_t total = 0;
+  for (int64_t range = 0; range < ranges; ++range) {
+    starts[range] = total;
+    for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+      const uint32_t count = next[chunk * ranges + range];
+      next[chunk * ranges + range] = total;
+      total += count;
+    }
+  }
+  starts[ranges] = total;
+  parallel_tasks(chunks, [&](int64_t chunk) {
+    const Scratch scratch = take_scratch<Scratch>(candidates);
+    uint32_t* at = next + chunk * ranges;
+    for (int64_t t = first + chunk * kChunk; t < min_of(end, first + (chunk + 1) * kChunk); ++t) {
+      if (kept.probabilities == nullptr) score_position(p, kept.inverse_rows, t, scratch);
+      const float* probability = kept.probabilities != nullptr ? kept.probabilities + t * candidates : scratch.logits;
+      const float factor = grad_loss[t] * kept.inverse_queries[t] * p.inverse_temperature;
+      for (int64_t j = 0; j < candidates; ++j) {
+        const int64_t row = p.candidate(t, j);
+        const float weight = probability[j] - (j == p.num_negatives ? 1.0f : 0.0f);
+        triples[at[sums.range_of(row)]++] = {static_cast<uint32_t>(t - first), static_cast<uint32_t>(row), weight * factor};
+      }
     }
   });
 }
 
-// grad_rows[row] += sum over the row's pairs of weight * query.
-void add_row_gradients(const Inputs& in, const Shape& shape, int64_t first_token, const uint32_t* starts,
-                       const uint32_t* order, const float* pair_weights, float* grad_rows) {
-  const uint32_t total = static_cast<uint32_t>(shape.num_negatives + 1);
-  const int64_t num_pairs = starts[shape.num_rows];
-  const auto first_row_from = [&](int64_t pair) {  // first row whose pairs start at `pair` or later
-    int64_t low = 0, high = shape.num_rows;
-    while (low < high) {
-      const int64_t middle = (low + high) / 2;
-      if (starts[middle] < pair) {
-        low = middle + 1;
-      } else {
-        high = middle;
-      }
-    }
-    return low;
-  };
-  parallel_tasks(ceil_div(num_pairs, kTaskPairs), [&](int64_t task) {
-    const int64_t begin = first_row_from(task * kTaskPairs);
-    const int64_t end = first_row_from(min_of(num_pairs, (task + 1) * kTaskPairs));
-    for (int64_t row = begin; row < end; ++row) {
-      float* grad = grad_rows + row * shape.width;
-      for (uint32_t at = starts[row]; at < starts[row + 1]; at += 4) {
-        const float* queries[4];
-        float weights[4];
-        for (uint32_t i = 0; i < 4; ++i) {
-          const bool real = at + i < starts[row + 1];
-          const uint32_t pair = order[real ? at + i : at];
-          queries[i] = in.queries + (first_token + pair / total) * shape.width;
-          weights[i] = real ? pair_weights[pair] : 0.0f;
-        }
-        add4(grad, queries, weights, shape.width);
-      }
-    }
-  });
-}
-
-// Tokens per chunk: their queries fit the second-level cache, unless the table is so large that going over its rows would
-// weigh more than the pairs; and the pairs' arrays stay bounded.
-int64_t chunk_tokens(const Shape& shape) {
-  const int64_t total = shape.num_negatives + 1;
-  const int64_t wanted = max_of(kCacheBytes / (4 * shape.width), shape.num_rows / total);
-  return max_of(1, min_of(shape.num_tokens, min_of(wanted, kChunkPairs / total)));
+bool sum_rows(const Problem& p, const Kept& kept, const float* grad_loss, float* grad_rows) {
+  const int64_t candidates = p.num_negatives + 1;
+  const int64_t per_portion = max_of(1, min_of(p.num_positions, kPortion / candidates));
+  const RowSums sums(p, kept.inverse_rows, grad_rows);
+  Buffer<Triple> triples(per_portion * candidates);
+  Buffer<uint32_t> next(ceil_div(per_portion, 64) * sums.ranges());
+  Buffer<uint32_t> starts(sums.ranges() + 1);
+  if (!triples || !next || !starts) return false;
+  for (int64_t first = 0; first < max_of(1, p.num_positions); first += per_portion) {
+    const int64_t end = min_of(p.num_positions, first + per_portion);
+    deal_triples(p, kept, grad_loss, sums, first, end, triples.data(), next.data(), starts.data());
+    parallel_tasks(sums.ranges(), [&](int64_t range) {
+      sums.add(range, triples.data() + starts[range], starts[range + 1] - starts[range], first, first == 0,
+               end == p.num_positions);
+    });
+  }
+  return true;
 }
 
 }  // namespace
 
-// `losses` and `sums` (log of the sum of exp) [T], `query_scales` [T], `row_scales` [R].
+// `probabilities` [T, n + 1] and `unit_gradients` [T, width] may be null, when no gradient will be wanted or, for the
+// former, to save the memory. Without `normalize` the inverse norms of rows are neither read nor written.
 TURBOGR_KERNEL(sampled_softmax_forward)
 (const float* queries, const float* rows, const int64_t* positives, const int64_t* negatives, const float* log_q,
- float* losses, float* sums, float* query_scales, float* row_scales, int64_t num_tokens, int64_t num_negatives,
- int64_t num_rows, int64_t width, float inverse_temperature, int64_t normalize) {
-  inverse_norms(queries, num_tokens, width, normalize != 0, query_scales);
-  inverse_norms(rows, num_rows, width, normalize != 0, row_scales);
-  const Shape shape{num_tokens, num_negatives, num_rows, width, inverse_temperature};
-  const Inputs in{queries, rows, positives, negatives, log_q, query_scales, row_scales};
-  parallel_blocks(num_tokens, 16, [&](int64_t begin, int64_t end) {
-    float* logits = static_cast<float*>(thread_scratch(static_cast<size_t>(num_negatives + 8) * sizeof(float)));
-    for (int64_t token = begin; token < end; ++token) {
-      for_candidates(in, shape, token, [&](int64_t j, int, const int64_t* ids, const float* const* candidates) {
-        score4(in, shape, token, j, ids, candidates, logits + j);
-      });
-      sums[token] = log_sum_exp(logits, num_negatives + 1);
-      losses[token] = sums[token] - logits[0];
+ float* loss, float* inverse_queries, float* inverse_rows, float* probabilities, float* unit_gradients,
+ int64_t num_positions, int64_t num_negatives, int64_t num_rows, int64_t width, float inverse_temperature,
+ int64_t normalize) {
+  const Problem p{queries,       rows,     positives, negatives,           log_q,         num_positions,
+                  num_negatives, num_rows, width,     inverse_temperature, normalize != 0};
+  if (p.normalize) {
+    parallel_blocks(num_rows, rows_per_block(width * 4), [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; ++row) inverse_rows[row] = inverse_norm(rows + row * width, width);
+    });
+  }
+  const int64_t candidates = num_negatives + 1;
+  parallel_blocks(num_positions, 16, [&](int64_t begin, int64_t end) {
+    const Scratch scratch = take_scratch<Scratch>(candidates);
+    for (int64_t t = begin; t < end; ++t) {
+      const PositionResult result = score_position(p, inverse_rows, t, scratch);
+      loss[t] = result.loss;
+      inverse_queries[t] = result.inverse_norm;
+      if (probabilities != nullptr) {
+        std::memcpy(probabilities + t * candidates, scratch.logits, static_cast<size_t>(candidates) * sizeof(float));
+      }
+      if (unit_gradients == nullptr) continue;
+      scratch.logits[num_negatives] -= 1.0f;
+      const float to_scale = 1.0f / result.inverse_norm;  // scales[j] holds this, the temperature and the row's norm
+      for (int64_t j = 0; j < candidates; ++j) scratch.logits[j] *= scratch.scales[j] * to_scale;
+      float* gradient = unit_gradients + t * width;
+      weighted_sum(scratch.rows, scratch.logits, candidates, width, gradient);
+      if (p.normalize) through_norm(queries + t * width, result.inverse_norm, width, gradient);
     }
   });
   return kOk;
 }
 
+// Null `probabilities` are computed again. `num_rows` must be below 2^32.
 TURBOGR_KERNEL(sampled_softmax_backward)
-(const float* queries, const float* rows, const int64_t* positives, const int64_t* negatives, const float* log_q,
- const float* sums, const float* query_scales, const float* row_scales, const float* grad_loss, float* grad_queries,
- float* grad_rows, int64_t num_tokens, int64_t num_negatives, int64_t num_rows, int64_t width,
- float inverse_temperature, int64_t normalize) {
-  const Shape shape{num_tokens, num_negatives, num_rows, width, inverse_temperature};
-  const Inputs in{queries, rows, positives, negatives, log_q, query_scales, row_scales};
-  const int64_t total = num_negatives + 1;
-  const int64_t chunk = chunk_tokens(shape);
-  Buffer<uint32_t> pair_rows(chunk * total), order(chunk * total), starts(num_rows + 1);
-  Buffer<float> pair_weights(chunk * total);
-  if (!pair_rows || !order || !starts || !pair_weights) return kOutOfMemory;
-  std::memset(grad_rows, 0, static_cast<size_t>(num_rows * width) * sizeof(float));
-  for (int64_t first = 0; first < num_tokens; first += chunk) {
-    const int64_t last = min_of(num_tokens, first + chunk);
-    query_gradients(in, shape, sums, grad_loss, normalize != 0, first, last, grad_queries, pair_rows.data(),
-                    pair_weights.data());
-    const uint32_t* row_of = pair_rows.data();
-    if (!group_by_row((last - first) * total, num_rows, [=](int64_t i) { return int64_t{row_of[i]}; }, starts.data(),
-                      order.data())) {
-      return kOutOfMemory;
-    }
-    add_row_gradients(in, shape, first, starts.data(), order.data(), pair_weights.data(), grad_rows);
-  }
-  if (normalize == 0) return kOk;
-  parallel_blocks(num_rows, rows_per_block(8 * width), [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) {
-      through_norm(grad_rows + row * width, rows + row * width, row_scales[row], width);
+(const float* grad_loss, const float* queries, const float* rows, const int64_t* positives, const int64_t* negatives,
+ const float* log_q, const float* inverse_queries, const float* inverse_rows, const float* probabilities,
+ const float* unit_gradients, float* grad_queries, float* grad_rows, int64_t num_positions, int64_t num_negatives,
+ int64_t num_rows, int64_t width, float inverse_temperature, int64_t normalize) {
+  const Problem p{queries,       rows,     positives, negatives,           log_q,         num_positions,
+                  num_negatives, num_rows, width,     inverse_temperature, normalize != 0};
+  parallel_blocks(num_positions, rows_per_block(2 * width * 4), [&](int64_t begin, int64_t end) {
+    for (int64_t t = begin; t < end; ++t) {
+      for_vectors(width, [&](int64_t c, int count) {
+        store_some(grad_queries + t * width + c, load_some(unit_gradients + t * width + c, count) * grad_loss[t], count);
+      });
     }
   });
-  return kOk;
+  const Kept kept{inverse_rows, inverse_queries, probabilities};
+  return sum_rows(p, kept, grad_loss, grad_rows) ? kOk : kOutOfMemory;
 }
 
 }  // namespace TURBOGR_ISA
