@@ -11,22 +11,32 @@ from turbogr.config import ModelConfig
 from turbogr.data.batching import Batch
 from turbogr.jagged import Jagged
 from turbogr.layers.item_table import ItemTable
+from turbogr.layers.tokens import Tokens
 from turbogr.models import RetrievalModel
 from turbogr.models.encoder import TableEncoder
+from turbogr.models.retrieval import BLOCKS
+from turbogr.random import Dropout
 
 NUM_ITEMS = 30
 
 
-@pytest.fixture
-def model() -> RetrievalModel:
+@pytest.fixture(params=list(BLOCKS))
+def model(request: pytest.FixtureRequest) -> RetrievalModel:
+    return make_model(request.param)
+
+
+def make_model(name: str, **changes: int) -> RetrievalModel:
     config = ModelConfig(
-        dim=16, num_blocks=2, num_heads=2, qk_dim=8, v_dim=8, max_len=12, num_time_buckets=64, dropout=0.3
+        name=name,  # type: ignore[arg-type]
+        **{"dim": 16, "num_heads": 2, "max_len": 12, "num_time_buckets": 64, **changes},
+        dropout=0.3,
     )
     model = RetrievalModel(config)
     model.reset_parameters(torch.Generator().manual_seed(0))
     with torch.no_grad():
-        for block in model.blocks:
-            block.time_weight.mul_(50)  # so that the effect of a time is far above rounding
+        for parameter_name, parameter in model.named_parameters():
+            if "time_weight" in parameter_name and parameter.numel() > 3:
+                parameter.mul_(50)  # so that the effect of a time is far above rounding
     return model
 
 
@@ -68,7 +78,9 @@ def test_no_token_sees_a_later_one_or_another_sequence(model: RetrievalModel, ta
     assert touched.tolist() == [False] * 8 + [True] * 2 + [False] * 5
 
 
-def test_the_time_of_the_next_item_matters(model: RetrievalModel, table: ItemTable) -> None:
+@pytest.mark.parametrize("name", [name for name in BLOCKS if name != "sasrec"])
+def test_the_time_of_the_next_item_matters(name: str, table: ItemTable) -> None:
+    model = make_model(name)
     batch = make_batch([6])
     next_times = batch.next_times.clone()
     next_times[3] += 10**8
@@ -100,6 +112,44 @@ def test_a_sequence_does_not_depend_on_its_batch(model: RetrievalModel, table: I
             )
         )
     torch.testing.assert_close(together, torch.cat(alone), rtol=1e-5, atol=1e-6)
+
+
+def test_sasrec_does_not_look_at_times(table: ItemTable) -> None:
+    batch = make_batch([6, 4])
+    later = dataclasses.replace(batch, times=batch.times * 3, next_times=batch.next_times + 10**6)
+    model = make_model("sasrec")
+    assert torch.equal(outputs(model, table, batch), outputs(model, table, later))
+
+
+def test_every_dropout_has_a_site_of_its_own(
+    model: RetrievalModel, table: ItemTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used: list[int] = []
+    real = Tokens.dropout
+
+    def note(tokens: Tokens, rate: float, site: int) -> Dropout | None:
+        used.append(site)
+        return real(tokens, rate, site)
+
+    monkeypatch.setattr(Tokens, "dropout", note)
+    outputs(model, table, make_batch([3]), seed=1)
+    num_sites = BLOCKS[model.config.name].num_sites
+    assert sorted(used) == list(range(1 + 2 * num_sites))
+
+
+@pytest.mark.parametrize("name", ["hstu", "fuxi-alpha"])
+def test_positions_beyond_the_longest_distance_share_its_weight(name: str, table: ItemTable) -> None:
+    short, full = make_model(name, max_distance=4), make_model(name)
+    with torch.no_grad():
+        weights = dict(short.named_parameters())
+        for parameter_name, parameter in full.named_parameters():
+            value = weights[parameter_name]
+            if parameter_name.endswith("position_weight"):
+                value = torch.cat([value[:1].expand(8), value, value[-1:].expand(8)])
+            parameter.copy_(value)
+    batch = make_batch([12, 7])
+    assert short.blocks[0].position_weight.shape == (7,)
+    torch.testing.assert_close(outputs(short, table, batch), outputs(full, table, batch))
 
 
 def test_dropout_depends_on_the_seed(model: RetrievalModel, table: ItemTable) -> None:
