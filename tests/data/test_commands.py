@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.data.logs import random_events, write_csv
+from turbogr.cli import main
+from turbogr.data.store import Store
+from turbogr.data.summary import Distribution, summarise
+
+pytestmark = pytest.mark.filterwarnings("ignore::turbogr.data.prepare.DataWarning")
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    events = [(u, i, 1_600_000_000 + t) for u, i, t in random_events(300, 12, 20, seed=6)]
+    return write_csv(tmp_path / "log.csv", events)
+
+
+def test_prepare_ends_with_the_account(tmp_path: Path, log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "store"
+    assert (
+        main(["prepare", "csv", str(log), "--out", str(out), "--min-item-events", "12", "--split", "leave-one-out"])
+        == 0
+    )
+    store = Store.open(out)
+    lines = [line.rsplit(None, 1) for line in capsys.readouterr().out.splitlines()]
+    account = {label: int(count.replace(",", "")) for label, count in (line for line in lines[:3])}
+    assert account["rows in"] == 300
+    assert account["rows kept"] == store.num_events
+    assert account["rows in"] + account["dropped: item with fewer than 12 events"] == store.num_events < 300
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["csv", "LOG", "--item-column", "itm"], "no column 'itm'"),
+        (["csv", "LOG", "--num-users", "5"], "--num-users is not an option of the source 'csv'"),
+        (["csv", "LOG", "--log", "x"], "--log is not an option of the source 'csv'"),
+        (["csv", "LOG", "--time-unit", "weeks"], "--time-unit"),
+        (["csv", "LOG", "--spilt", "x"], "--split"),
+        (["cvs", "LOG"], "Did you mean 'csv'"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(
+    tmp_path: Path, log: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [str(log) if argument == "LOG" else argument for argument in arguments]
+    assert main(["prepare", *given, "--out", str(tmp_path / "store")]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert len(error.splitlines()) == 1
+    assert [file.name for file in tmp_path.iterdir()] == ["log.csv"]
+
+
+def test_the_synthetic_log_is_written_on_demand(tmp_path: Path) -> None:
+    arguments = ["prepare", "synthetic", "--num-users", "20", "--out", str(tmp_path / "a")]
+    assert main([*arguments, "--log", str(tmp_path / "log.parquet")]) == 0
+    assert main(["prepare", "parquet", str(tmp_path / "log.parquet"), "--out", str(tmp_path / "b")]) == 0
+    first, second = Store.open(tmp_path / "a").manifest, Store.open(tmp_path / "b").manifest
+    assert first.content_hash == second.content_hash
+
+
+def test_inspect_shows_the_store(tmp_path: Path, log: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["prepare", "csv", str(log), "--out", str(tmp_path / "store"), "--keep-columns", "timestamp"])
+    capsys.readouterr()
+    report = tmp_path / "report.json"
+    assert main(["inspect", str(tmp_path / "store"), "--users", "2", "--json", str(report)]) == 0
+    text = capsys.readouterr().out
+    assert "12 users (integer ids)" in text
+    assert "300 events" in text
+    assert "timestamp (int32)" in text
+    assert "2020-09-13" in text
+    assert text.count("user ") == 2 + text.count("per user ")
+    assert text.rstrip().endswith("300")
+    record = json.loads(report.read_text())
+    assert record["manifest"]["num_events"] == 300
+    assert sum(number for *_, number in record["lengths"]["bins"]) == 12
+    assert sum(record["over_time"]) == 300
+
+
+def test_inspect_of_positions_and_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "log.txt").write_text("1 2\n1 3\n2 3\n2 2\n")
+    main(["prepare", "sasrec", str(tmp_path / "log.txt"), "--out", str(tmp_path / "store")])
+    assert main(["inspect", str(tmp_path / "store")]) == 0
+    assert "positions" in capsys.readouterr().out
+    assert main(["inspect", str(tmp_path)]) == 2
+    assert "not a prepared store" in capsys.readouterr().err
+
+
+def test_distributions() -> None:
+    import numpy as np
+
+    distribution = Distribution.of(np.array([0, 1, 1, 2, 3, 4, 100]))
+    assert distribution.bins == (
+        (0, 0, 1),
+        (1, 1, 2),
+        (2, 3, 2),
+        (4, 7, 1),
+        (8, 15, 0),
+        (16, 31, 0),
+        (32, 63, 0),
+        (64, 127, 1),
+    )
+    assert (distribution.median, distribution.largest) == (2, 100)
+
+
+def test_the_summary_counts_every_event(tmp_path: Path, log: Path) -> None:
+    main(["prepare", "csv", str(log), "--out", str(tmp_path / "store")])
+    summary = summarise(Store.open(tmp_path / "store"))
+    assert sum(summary.over_time) == 300
+    assert summary.lengths.mean == 25
+    assert 0 < summary.top_shares["1%"] <= summary.top_shares["10%"] <= summary.top_shares["50%"] <= 1

@@ -1,0 +1,137 @@
+"""`turbogr inspect DIR`: what a prepared store holds, with plots for the terminal."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import shutil
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from turbogr.commands.prepare import account_table
+from turbogr.data.split import Split, iso_time
+from turbogr.data.store import Store
+from turbogr.data.summary import Distribution, Summary, summarise
+from turbogr.errors import UserError
+from turbogr.files import replace_text
+
+_BAR_WIDTH = 40
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+_LEVELS = "▁▂▃▄▅▆▇█"
+_SPANS = ((86400 * 365, "y"), (86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
+
+
+def add_parser(subparsers: Any) -> None:
+    """Add the command to the command line."""
+    parser = subparsers.add_parser("inspect", help="show what a prepared store holds")
+    parser.add_argument("store", metavar="DIR", help="a folder written by turbogr prepare")
+    parser.add_argument("--users", type=int, default=3, metavar="N", help="how many users' sequences to show (3)")
+    parser.add_argument("--events", type=int, default=10, metavar="N", help="how many events of each (10)")
+    parser.add_argument("--json", metavar="FILE", help="also write the numbers as JSON")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the description of a store."""
+    if args.users < 0 or args.events < 1:
+        raise UserError("--users must not be negative and --events at least 1")
+    store = Store.open(args.store)
+    summary = summarise(store)
+    print(describe(store, summary, args.users, args.events))
+    if args.json:
+        record = {"manifest": dataclasses.asdict(store.manifest), **dataclasses.asdict(summary)}
+        replace_text(Path(args.json), json.dumps(record, indent=2, ensure_ascii=False) + "\n")
+    return 0
+
+
+def describe(store: Store, summary: Summary, num_users: int, num_events: int) -> str:
+    """Return everything that `turbogr inspect` prints."""
+    manifest = store.manifest
+    width = min(shutil.get_terminal_size().columns, 120)
+    parts = [
+        f"{store.path}: source {manifest.source}, store version {manifest.schema_version}, "
+        f"content {manifest.content_hash[:12]}",
+        f"{store.num_users:,} users ({store.user_ids.kind} ids), {store.num_items:,} items "
+        f"({store.item_ids.kind} ids), {store.num_events:,} events",
+        f"split: {Split.of(store).describe()}",
+    ]
+    if manifest.extends is not None:
+        parts.append(
+            f"extends {manifest.extends[:12]}: its {manifest.known_users:,} users and {manifest.known_items:,} items "
+            "keep their rows"
+        )
+    parts.append(_actions(store))
+    parts += ["", _distribution("events per user", "users", summary.lengths)]
+    parts += ["", _distribution("events per item", "items", summary.popularity)]
+    shares = ", ".join(f"{share} hold {events:.0%}" for share, events in summary.top_shares.items())
+    parts += [f"  of all events, the most popular items' {shares}", "", _times(summary)]
+    if num_users:
+        parts += ["", "sequences", *_sequences(store, num_users, num_events, width)]
+    return "\n".join([*parts, "", account_table(store)])
+
+
+def _actions(store: Store) -> str:
+    if not store.actions:
+        return "actions: none"
+    return "actions: " + ", ".join(f"{name} ({values.dtype})" for name, values in store.actions.items())
+
+
+def _distribution(title: str, what: str, distribution: Distribution) -> str:
+    d = distribution
+    lines = [f"{title}: mean {d.mean:,.1f}, median {d.median:,}, 90% {d.p90:,}, 99% {d.p99:,}, most {d.largest:,}"]
+    labels = [f"{low:,}" if low == high else f"{low:,}-{high:,}" for low, high, _ in d.bins]
+    pad = max(map(len, labels))
+    largest = max(number for *_, number in d.bins)
+    lines += [
+        f"  {label:>{pad}}  {_bar(number / largest)} {number:,} {what}"
+        for label, (_, _, number) in zip(labels, d.bins, strict=True)
+    ]
+    return "\n".join(lines)
+
+
+def _bar(share: float) -> str:
+    """Draw a bar in eighths of a character; something visible for anything above nothing."""
+    eighths = max(round(share * _BAR_WIDTH * 8), 1 if share > 0 else 0)
+    whole, part = divmod(eighths, 8)
+    return (_EIGHTHS[8] * whole + (_EIGHTHS[part] if part else "")).ljust(_BAR_WIDTH)
+
+
+def _times(summary: Summary) -> str:
+    if summary.first_time is None or summary.last_time is None:
+        return "times: none; positions in the sequence take their place"
+    largest = max(summary.over_time)
+    line = "".join(
+        _LEVELS[min(int(count / largest * len(_LEVELS)), len(_LEVELS) - 1)] if count else " "
+        for count in summary.over_time
+    )
+    return f"events over time, {iso_time(summary.first_time)} to {iso_time(summary.last_time)}\n  {line}"
+
+
+def _sequences(store: Store, num_users: int, num_events: int, width: int) -> list[str]:
+    """Show users spread over the lengths, from the shortest to the longest, each with its last events."""
+    by_length = np.argsort(store.lengths, kind="stable")
+    by_length = by_length[store.lengths[by_length] > 0]
+    chosen = by_length[np.linspace(0, len(by_length) - 1, min(num_users, len(by_length))).astype(np.int64)]
+    lines = []
+    for user in chosen.tolist():
+        start, end = int(store.offsets[user]), int(store.offsets[user + 1])
+        first = max(start, end - num_events)
+        items = store.item_ids.decode(store.items[first:end])
+        times = np.asarray(store.times[first:end])
+        text = f"user {store.user_ids.decode([user])[0]}, {end - start:,} events: " + ("… " if first > start else "")
+        real = store.manifest.times == "real"
+        text += f"{items[0]}" + (f" ({iso_time(int(times[0]))})" if real else "")
+        for item, gap in zip(items[1:], np.diff(times).tolist(), strict=True):
+            text += f" →{_span(gap) if real else ''} {item}"
+        lines += textwrap.wrap(text, width, initial_indent="  ", subsequent_indent="    ", break_long_words=False)
+    return lines
+
+
+def _span(seconds: int) -> str:
+    """Write a pause in its largest unit, such as 3h."""
+    unit, name = next(((unit, name) for unit, name in _SPANS if seconds >= unit), (1, "s"))
+    return f"{round(seconds / unit)}{name}"
