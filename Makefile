@@ -1,6 +1,6 @@
 # make demo    from nothing to a trained recommender and its report, in demo/
 # make test    all tests            make lint    style, types, layers         make format   mend the style
-# make setup   only the set-up      make bench   the benchmarks               make asan     kernels under sanitizers
+# make setup   only the set-up      make bench   the benchmarks (BENCH=name)  make asan     kernels under sanitizers
 # make clean   remove what was built and made here, except .venv (make distclean removes that too)
 #
 # PYTHON=python3.12 chooses the interpreter. TORCH_INDEX=URL takes torch from another package index; the one of PyTorch's
@@ -78,8 +78,19 @@ format: $(DEV)
 	@$(BIN)/ruff format .
 	@$(if $(KERNEL_SOURCES),$(BIN)/clang-format -i $(KERNEL_SOURCES))
 
+# The sanitized library takes the place of the other; without its stamp the next make builds that one again.
+asan: $(DEV)
+	@rm -f $(DEV) $(PACKAGE)
+	@TURBOGR_SANITIZE=address,undefined $(BIN)/python setup.py -q build_ext --inplace
+	@LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" \
+		ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
+		$(BIN)/python -m pytest tests/ops -x; status=$$?; \
+		$(BIN)/python setup.py -q build_ext --inplace && touch $(PACKAGE) $(DEV); exit $$status
+
 bench: $(DEV)
-	@$(BIN)/turbogr bench
+	@mkdir -p runs/bench
+	@set -e; for name in $(or $(BENCH),$$($(BIN)/turbogr bench | cut -d' ' -f1)); do \
+		echo "== $$name"; $(BIN)/turbogr bench $$name --json runs/bench/$$name.json; done
 
 clean:
 	rm -rf build dist *.egg-info $(DEMO) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,27 +1,12 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
+from tests.end_to_end.tiny import train_arguments
 from turbogr import cli, machine
 
-RECIPE = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
 
-# Small and quick, but with more than one batch, epoch and checkpoint.
-TINY = [
-    *("model.dim=16", "model.max_len=16", "loss.num_negatives=8", "optimizer.warmup_steps=2", "data.batch_size=16"),
-    *("evaluate.every=1", "evaluate.patience=", "train.epochs=2", "train.tensorboard=false", "train.log_every=2"),
-]
-
-
-def train_arguments(data, out, *more):
-    """The command line of a tiny run."""
-    settings = [part for value in TINY for part in ("--set", value)]
-    return ["train", str(RECIPE), "--data", str(data), "--out", str(out), *settings, *map(str, more)]
-
-
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="package", autouse=True)
 def _no_peak_measurement():
     """The peak decides no result here, and measuring it takes longer than the training."""
     patch = pytest.MonkeyPatch()
@@ -30,7 +15,7 @@ def _no_peak_measurement():
     patch.undo()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def store(tmp_path_factory):
     """A small synthetic store."""
     out = tmp_path_factory.mktemp("store") / "data"
@@ -39,7 +24,7 @@ def store(tmp_path_factory):
     return out
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def run(store, tmp_path_factory):
     """A finished run on that store."""
     out = tmp_path_factory.mktemp("run") / "run"

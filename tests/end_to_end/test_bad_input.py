@@ -10,7 +10,8 @@ import subprocess
 import sys
 
 import pytest
-from conftest import RECIPE, TINY, train_arguments
+
+from tests.end_to_end.tiny import RECIPE, TINY, train_arguments
 
 GOOD = "user_id,item_id,timestamp\n" + "".join(
     f"u{user},i{(user + step) % 7},{1_600_000_000 + 60 * step}\n" for user in range(6) for step in range(5)

@@ -11,8 +11,8 @@ import threading
 import time
 
 import pytest
-from conftest import train_arguments
 
+from tests.end_to_end.tiny import train_arguments
 from turbogr import cli
 from turbogr.train import trainer
 

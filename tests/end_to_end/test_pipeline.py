@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pyarrow.parquet
 import pytest
-from conftest import TINY, train_arguments
 
 import turbogr as api
+from tests.end_to_end.tiny import TINY, train_arguments
 from turbogr import cli
 
 METRICS = {"hr@10", "ndcg@10", "hr@50", "ndcg@50", "hr@200", "ndcg@200", "mrr"}
