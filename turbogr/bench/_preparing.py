@@ -1,0 +1,95 @@
+"""One measured preparation, run as a script of its own with the arguments WHICH LOG OUT.
+
+As a script and not as a module of the package, so that nothing else is loaded and counted. Prints seconds and peak
+memory as JSON. WHICH is turbogr, or one of two plain implementations of the same task (check, map the ids in ascending
+order, sort by user, time and row, write the columns), which hold the whole log in memory.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import resource
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+
+COLUMNS = ["user_id", "item_id", "timestamp"]
+
+
+def with_turbogr(log: Path, out: Path) -> None:
+    import warnings
+
+    from turbogr.data.prepare import prepare
+
+    warnings.simplefilter("ignore")
+    prepare("parquet", [log], out)
+
+
+def with_pandas(log: Path, out: Path) -> None:
+    import pandas as pd  # type: ignore[import-untyped]
+
+    frame = pd.read_parquet(log, columns=COLUMNS)
+    if frame.isna().any().any() or (frame["timestamp"] < 0).any():
+        raise ValueError("bad rows")
+    frame["user"], users = pd.factorize(frame["user_id"], sort=True)
+    frame["item"], items = pd.factorize(frame["item_id"], sort=True)
+    frame = frame.sort_values(["user", "timestamp"], kind="stable")
+    counts = np.bincount(frame["user"], minlength=len(users))
+    _save(out, frame["item"].to_numpy(np.int32), frame["timestamp"].to_numpy(), counts, users, items)
+
+
+def with_polars(log: Path, out: Path) -> None:
+    import polars as pl
+
+    scan = pl.scan_parquet(log / "*.parquet" if log.is_dir() else log).select(COLUMNS).with_row_index("row")
+    checks = scan.select(pl.any_horizontal(pl.all().is_null().any(), pl.col("timestamp").min() < 0)).collect()
+    if checks.item():
+        raise ValueError("bad rows")
+    users = scan.select(pl.col("user_id").unique().sort()).collect(engine="streaming")
+    items = scan.select(pl.col("item_id").unique().sort()).collect(engine="streaming").with_row_index("item")
+    frame = (
+        scan.join(items.lazy(), on="item_id", how="left")
+        .sort("user_id", "timestamp", "row")
+        .select("user_id", "item", "timestamp")
+        .collect(engine="streaming")
+    )
+    counts = frame.group_by("user_id").len().sort("user_id")["len"].to_numpy()
+    item, times = frame["item"].to_numpy().astype(np.int32), frame["timestamp"].to_numpy()
+    _save(out, item, times, counts, users["user_id"].to_numpy(), items["item_id"].to_numpy())
+
+
+def _save(
+    out: Path, item: np.ndarray, times: np.ndarray, counts: np.ndarray, users: np.ndarray, items: np.ndarray
+) -> None:
+    out.mkdir()
+    columns = {"items": item, "times": times, "offsets": np.append(0, np.cumsum(counts)), "users": users, "ids": items}
+    for name, values in columns.items():
+        np.save(out / f"{name}.npy", values)
+
+
+WAYS = {"turbogr": with_turbogr, "pandas": with_pandas, "polars": with_polars}
+
+
+def peak_memory() -> int:
+    """Most bytes of memory that this process has held, without what its parent held before it was started."""
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
+    except (OSError, StopIteration):
+        unit = 1 if sys.platform == "darwin" else 1024
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def main() -> None:
+    which, log, out = sys.argv[1:]
+    importlib.import_module({"turbogr": "turbogr.data.prepare"}.get(which, which))  # before the clock starts
+    start = time.perf_counter()
+    WAYS[which](Path(log), Path(out))
+    print(json.dumps({"seconds": time.perf_counter() - start, "peak_memory": peak_memory()}))
+
+
+if __name__ == "__main__":
+    main()
