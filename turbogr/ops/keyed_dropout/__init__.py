@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from turbogr.ops import registry
+from turbogr.ops import native, registry
 from turbogr.ops.checks import check_shape
-from turbogr.ops.keyed_dropout import reference
+from turbogr.ops.keyed_dropout import cpu, reference
 from turbogr.random import Dropout
 
 
@@ -27,3 +27,4 @@ def keyed_dropout(x: Tensor, dropout: Dropout | None, keys: Tensor) -> Tensor:
 
 
 registry.register_reference("keyed_dropout", reference.keyed_dropout)
+registry.register("keyed_dropout", registry.Backend("cpu", cpu.keyed_dropout, native.why_not))
