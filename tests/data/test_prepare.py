@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import errno
+import os
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -11,7 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.data.logs import bytes_of, expected_sequences, random_events, stored_sequences, write_csv
-from turbogr.data import ids, prepare, sorting
+from turbogr.data import ids, prepare, sorting, spill
+from turbogr.data import store as store_module
 from turbogr.data.prepare import prepare as prepare_log
 from turbogr.data.prepare import prepare_table
 from turbogr.data.sources import delimited, table
@@ -210,6 +214,30 @@ def test_options_are_checked(tmp_path: Path) -> None:
     assert [file.name for file in tmp_path.iterdir()] == ["log.csv"]
 
 
+@pytest.mark.parametrize("when", range(1, 12))
+def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: int) -> None:
+    """The disk is full at the n-th write, of a temporary column or of the store."""
+    path = write_csv(tmp_path / "log.csv", random_events(50, 5, 5, seed=0))
+    writes = 0
+
+    def fail_sometimes(real: Any) -> Any:
+        def write(*args: Any) -> Any:
+            nonlocal writes
+            writes += 1
+            if writes == when:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return real(*args)
+
+        return write
+
+    monkeypatch.setattr(spill.Spill, "append", fail_sometimes(spill.Spill.append))
+    monkeypatch.setattr(store_module.ColumnFile, "append", fail_sometimes(store_module.ColumnFile.append))
+    monkeypatch.setattr(store_module.ColumnFile, "close", fail_sometimes(store_module.ColumnFile.close))
+    with pytest.raises(UserError, match="is full; nothing was written"):
+        prepare_log("csv", path, tmp_path / "store")
+    assert [file.name for file in tmp_path.iterdir()] == ["log.csv"]
+
+
 def test_nothing_left_after_filtering_is_an_error_with_the_account(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no user.*50 rows in.*user with fewer than 99 events: 50"):
         prepare_table(frame(random_events(50, 5, 5, seed=0)), tmp_path / "store", min_user_events=99)
@@ -236,6 +264,8 @@ def test_extending_keeps_every_known_row(
         for before, after in ((old.user_ids, new.user_ids), (old.item_ids, new.item_ids)):
             known = before.decode(np.arange(len(before)))
             assert after.decode(np.arange(len(before))).tolist() == known.tolist()
+            assert after.starts_with(before)
+            assert before.starts_with(after) == (len(after) == len(before))
             assert after.encode(after.decode(np.arange(len(after)))).tolist() == list(range(len(after)))
         assert stored_sequences(new) == expected_sequences(log)
         assert new.manifest.extends == old.manifest.content_hash

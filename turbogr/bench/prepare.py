@@ -7,6 +7,7 @@ only up to `reference_events`.
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shutil
 import subprocess
@@ -37,12 +38,14 @@ def run(settings: Mapping[str, Any]) -> Result:
     figures: dict[str, float] = {}
     rows: list[list[Cell]] = []
     notes: list[str] = []
+    missing = [way for way in WAYS if importlib.util.find_spec(way) is None]
+    notes += [f"{way} is not installed" for way in missing]
     with tempfile.TemporaryDirectory(prefix="turbogr-bench-", dir=settings["folder"] or None) as name:
         for wanted in settings["events"]:
             log = Path(name, "log")
             events = write_log(_synthetic(wanted, settings), log)
             for way in WAYS:
-                if way != "turbogr" and wanted > settings["reference_events"]:
+                if way != "turbogr" and (wanted > settings["reference_events"] or way in missing):
                     continue
                 measured = _measure(way, log, Path(name, "out"))
                 if measured is None:

@@ -123,10 +123,22 @@ def run(args: argparse.Namespace) -> int:
         progress=True,
         **extra,
     )
+    print(_reading(store))
     print(account_table(store))
     print(f"\n{store.num_users:,} users, {store.num_items:,} items, {store.num_events:,} events -> {store.path}")
     print(Split.of(store).describe())
     return 0
+
+
+def _reading(store: Store) -> str:
+    """Say which columns were taken for what."""
+    settings = store.manifest.settings
+    columns, time = settings["columns"], settings["time"]
+    text = f"read user from {columns['user']!r}, item from {columns['item']!r}, "
+    if columns["time"] is None:
+        return text + "time from the order of the rows"
+    unit = f" in {time['unit']}" if time["written"] in ("integer", "decimal") else ""
+    return f"{text}time from {columns['time']!r} ({time['written']}{unit})"
 
 
 def account_table(store: Store) -> str:

@@ -49,7 +49,7 @@ class DataWarning(UserWarning):
 
 def prepare(
     source: str | Source,
-    paths: Sequence[str | os.PathLike[str]],
+    paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     out: str | os.PathLike[str],
     *,
     user_column: str | None = None,
@@ -101,6 +101,8 @@ def prepare(
     )
     filters = Filters.choose(kind, min_user_events, min_item_events, duplicates)
     rule = parse_rule(kind.split if split is None else split)
+    if isinstance(paths, str | os.PathLike):
+        paths = [paths]
     known = None if extend is None else Store.open(extend)
     reader = kind.open([Path(path) for path in paths], options)
     if reader.columns.time is None and rule.startswith("time:"):

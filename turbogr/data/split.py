@@ -118,7 +118,9 @@ def future_leak(store: Store, split: Split) -> Leak | None:
     later = train_counts.sum() - np.cumsum(train_counts)
     share = later[(np.asarray(store.times[held_out]) - low) // width] / max(int(train_counts.sum()), 1)
     late = int(np.searchsorted(np.cumsum(all_counts), 0.9 * all_counts.sum()))
-    return Leak(float(share.mean()), low + late * width)
+    late_time = low + late * width
+    midnight = late_time - late_time % 86400
+    return Leak(float(share.mean()), midnight if midnight > low else late_time)
 
 
 _TIME_BINS = 1 << 14

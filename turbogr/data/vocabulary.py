@@ -43,6 +43,14 @@ class Vocabulary:
         """ "text" or "integer"."""
         return "text" if self.is_text else "integer"
 
+    def starts_with(self, other: Vocabulary) -> bool:
+        """Whether the first rows are those of `other`, so that what was learned for its rows can be kept."""
+        if len(other) > len(self) or (self.is_text != other.is_text and len(other)):
+            return False
+        if self.is_text:
+            return bool(self.ids.slice(0, len(other)).equals(other.ids))
+        return np.array_equal(self.ids[: len(other)], other.ids)
+
     def decode(self, rows: Any) -> NDArray[Any]:
         """Return the raw ids of `rows`: int64, or objects of type str; the shape of `rows` is kept."""
         rows = np.asarray(rows)
