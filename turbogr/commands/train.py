@@ -26,16 +26,24 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="change one value of the recipe, e.g. --set train.epochs=5; may be repeated",
     )
     parser.add_argument("--resume", action="store_true", help="continue the run in RUN from its newest checkpoint")
+    parser.add_argument(
+        "--init-from",
+        metavar="RUN",
+        help="start from the parameters and item vectors of another run, whose data --data extends",
+    )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     from turbogr.train.run import train
 
-    result = train(args.recipe, args.data, args.out, overrides=args.overrides, resume=args.resume)
+    result = train(
+        args.recipe, args.data, args.out, overrides=args.overrides, resume=args.resume, init_from=args.init_from
+    )
     if result.status == "interrupted":
         again = ["turbogr", "train", args.recipe, "--data", args.data, "--out", args.out]
         again += [part for override in args.overrides for part in ("--set", override)]
+        again += [] if args.init_from is None else ["--init-from", args.init_from]
         command = shlex.join([*again, "--resume"])
         print(f"interrupted; step {result.step} is saved. Continue with: {command}", file=sys.stderr)
         return 128 + (result.signal or 0)

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from turbogr.ops import unique_rows
 
+_ROWS_AT_ONCE = 65536
+
 
 @dataclass(frozen=True)
 class WorkingSet:
@@ -37,9 +39,10 @@ class ItemTable:
         return self.weight.shape[0]
 
     def reset_parameters(self, generator: torch.Generator) -> None:
+        """Draw all rows anew, block by block, so that a large table needs no second copy of itself."""
         with torch.no_grad():
-            values = nn.init.trunc_normal_(torch.empty(self.weight.shape), std=0.02, generator=generator)
-            self.weight.copy_(values)
+            for rows in self.weight.split(_ROWS_AT_ONCE):
+                rows.copy_(nn.init.trunc_normal_(torch.empty(rows.shape), std=0.02, generator=generator))
 
     def fetch(self, ids: Tensor) -> WorkingSet:
         """Return the working set of `ids` [n] int64, duplicates allowed.

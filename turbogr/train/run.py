@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
+import fcntl
 import json
+import os
 import resource
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,7 @@ from turbogr.errors import UserError
 from turbogr.files import replace_text
 from turbogr.train.checkpoint import read_run_record
 from turbogr.train.trainer import Trainer, TrainResult, choose_device
+from turbogr.train.warm_start import WarmStart
 
 _MAY_CHANGE = ("train", "evaluate", "optimizer")
 _FIXED = ("train.seed", "optimizer.table")
@@ -35,22 +39,26 @@ def train(
     *,
     overrides: Sequence[str] = (),
     resume: bool = False,
+    init_from: str | Path | None = None,
 ) -> TrainResult:
     """Train a recipe on the prepared store `data` into the run folder `out`.
 
     With `resume`, an existing run continues from its newest checkpoint with the same model and data; how long, how
-    fast and how it is evaluated may change. A folder that does not exist yet is started.
+    fast and how it is evaluated may change. A folder that does not exist yet is started. `init_from` is a run whose
+    parameters and item vectors a new run starts from; `data` must extend what that run was trained on.
 
     Raises:
         UserError: a bad recipe, store or folder; NonFiniteError when training diverges.
     """
     config = recipe if isinstance(recipe, Config) else load_config(recipe, overrides)
     store, run = Store.open(data), Path(out)
-    config = resolve_against(config, store)
     exists = run.exists() and any(run.iterdir())
     if exists and not resume:
         raise UserError(f"{run} already exists; choose another --out, continue it with --resume, or remove it")
+    warm_start = None if init_from is None else WarmStart(init_from, store)
+    config = resolve_against(config if warm_start is None else warm_start.fill(config), store)
     record = _resumed_record(run, config, store) if exists else _new_record(config, store, recipe)
+    record.setdefault("init_from", None if init_from is None else str(Path(init_from).resolve()))
 
     if config.train.threads is not None:
         torch.set_num_threads(config.train.threads)
@@ -58,6 +66,8 @@ def train(
     device = choose_device(config.train.device)
     peak = machine.gemm_peak(torch.float32) if device.type == "cpu" else None
     trainer = Trainer(config, store, run, device=device, gemm_peak=peak)
+    if warm_start is not None:
+        warm_start.apply(trainer.model, trainer.table)
     record["machine"] = {**machine.machine_facts(), "device": str(device), "gemm_peak_flops": peak}
     record["backends"] = {service.operator: service.backend for service in ops.services(device)}
     record["model"] = {
@@ -66,18 +76,33 @@ def train(
         "num_table_parameters": trainer.table.weight.numel(),
     }
     run.mkdir(parents=True, exist_ok=True)
-    replace_text(run / "config.yaml", dump_config(config))
-    _write_record(run, record, status="running")
-    if exists:
-        trainer.resume()
-    _say_what_starts(trainer)
-    try:
-        result = trainer.fit()
-    except BaseException:
-        _write_record(run, record, status="failed")
-        raise
-    _write_record(run, record, status=result.status)
+    with _alone_in(run):
+        replace_text(run / "config.yaml", dump_config(config))
+        _write_record(run, record, status="running")
+        if exists:
+            trainer.resume()
+        _say_what_starts(trainer)
+        try:
+            result = trainer.fit()
+        except BaseException:
+            _write_record(run, record, status="failed")
+            raise
+        _write_record(run, record, status=result.status)
     return result
+
+
+@contextmanager
+def _alone_in(run: Path) -> Iterator[None]:
+    """Hold the run folder against a second trainer; the lock ends with the process, however it ends."""
+    handle = os.open(run, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"another process is training in {run}; wait for it or choose another --out") from None
+        yield
+    finally:
+        os.close(handle)
 
 
 def resolve_against(config: Config, store: Store) -> Config:
