@@ -76,6 +76,7 @@ lint: $(DEV)
 format: $(DEV)
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
+	@$(BIN)/python tools/config_reference.py
 	@$(if $(KERNEL_SOURCES),$(BIN)/clang-format -i $(KERNEL_SOURCES))
 
 # The sanitized library takes the place of the other; without its stamp the next make builds that one again.
