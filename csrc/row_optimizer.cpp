@@ -5,9 +5,11 @@
 namespace turbogr {
 namespace TURBOGR_ISA {
 
+// `mean_share` and `square_share` are 1 - beta, subtracted before they were rounded to float.
 TURBOGR_KERNEL(row_adam)
 (float* weight, float* mean, float* square, const int64_t* index, const float* grad, int64_t num_rows, int64_t width,
- float beta1, float beta2, float eps, float decay, float step_size, float inverse_root_correction) {
+ float mean_share, float beta2, float square_share, float eps, float decay, float step_size,
+ float inverse_root_correction) {
   parallel_blocks(num_rows, rows_per_block(7 * width * 4), [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       if (i + 2 < end) {
@@ -21,8 +23,8 @@ TURBOGR_KERNEL(row_adam)
       for_vectors(width, [&](int64_t c, int count) {
         const vf g = load_some(g_row + c, count);
         vf m = load_some(mean + at + c, count);
-        m = m + (g - m) * (1.0f - beta1);
-        const vf v = load_some(square + at + c, count) * beta2 + g * g * (1.0f - beta2);
+        m = m + (g - m) * mean_share;
+        const vf v = load_some(square + at + c, count) * beta2 + g * g * square_share;
         store_some(mean + at + c, m, count);
         store_some(square + at + c, v, count);
         const vf w = load_some(weight + at + c, count) * decay;

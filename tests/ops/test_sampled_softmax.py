@@ -129,6 +129,15 @@ def test_a_nan_reaches_the_loss(backend: str, place: str) -> None:
 
 
 @needs_kernels
+def test_probabilities_that_are_not_kept_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = make_inputs((65, 30, 50, 20))
+    kept = evaluate(inputs, "auto", torch.float32, normalize=True, with_log_q=True)
+    monkeypatch.setattr(cpu, "_MAX_KEPT", 0)
+    again = evaluate(inputs, "auto", torch.float32, normalize=True, with_log_q=True)
+    assert all(torch.equal(a, b) for a, b in zip(kept, again, strict=True))
+
+
+@needs_kernels
 def test_a_vector_of_zeros_keeps_the_gradient_of_the_definition() -> None:
     inputs = make_inputs((9, 6, 7, 12))
     inputs["rows"][2] = 0
@@ -151,7 +160,6 @@ def test_the_definition_has_the_gradient_it_claims() -> None:
 
 @needs_kernels
 def test_the_operator_obeys_the_rules_of_torch_library() -> None:
-    assert cpu.sampled_softmax is not None
     inputs = make_inputs((5, 4, 6, 8))
     arguments = (
         inputs["queries"].float().requires_grad_(),
@@ -160,6 +168,7 @@ def test_the_operator_obeys_the_rules_of_torch_library() -> None:
         inputs["negatives"],
         None,
         0.05,
+        True,
         True,
     )
     torch.library.opcheck(torch.ops.turbogr.sampled_softmax.default, arguments)

@@ -13,7 +13,6 @@ import ctypes
 import os
 import sys
 from collections.abc import Callable
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +47,8 @@ def why_not(device: torch.device, dtype: torch.dtype) -> str | None:
     """None when the kernels serve this device and type, else the reason."""
     if device.type != "cpu":
         return "it runs on the CPU only"
-    _, problem = _load()
-    if problem is not None:
-        return problem
+    if _problem is not None:
+        return _problem
     return None if dtype == torch.float32 else registry.MISSING_DTYPE
 
 
@@ -63,9 +61,7 @@ def isa() -> str:
 
 def available_isas() -> list[str]:
     """Instruction sets that were built and that this processor can run, best first."""
-    library, problem = _load()
-    if library is None:
-        raise UserError(str(problem))
+    library = _require_library()
     return [
         name
         for name in INSTRUCTION_SETS
@@ -105,10 +101,7 @@ class Kernel:
         """Run; raises MemoryError when the kernel could not get its working memory."""
         function = self._function
         if function is None:
-            library, problem = _load()
-            if library is None:
-                raise UserError(str(problem))
-            function = getattr(library, f"{self.name}_{isa()}")
+            function = getattr(_require_library(), f"{self.name}_{isa()}")
             function.argtypes = self._types  # type: ignore[attr-defined]
             function.restype = ctypes.c_int  # type: ignore[attr-defined]
             self._function = function
@@ -143,7 +136,6 @@ def int64(index: Tensor) -> Tensor:
     return index.to(torch.int64).contiguous()
 
 
-@lru_cache(maxsize=1)
 def _load() -> tuple[ctypes.CDLL | None, str | None]:
     if not _PATH.exists():
         return None, _NOT_BUILT
@@ -182,3 +174,13 @@ def _require(name: str) -> None:
         raise UserError(
             f"instruction set '{name}' cannot be used on this machine; choose from {', '.join(possible)} (TURBOGR_ISA)"
         )
+
+
+def _require_library() -> ctypes.CDLL:
+    if _library is None:
+        raise UserError(str(_problem))
+    return _library
+
+
+# Loaded with the module, so that choosing a backend stays simple enough for torch.compile to trace.
+_library, _problem = _load()

@@ -10,7 +10,7 @@ from torch import Tensor
 from turbogr.ops import native
 from turbogr.ops.native import Kernel
 
-_adam = Kernel("row_adam", "pppppiiffffff")
+_adam = Kernel("row_adam", "pppppiifffffff")
 _adagrad = Kernel("row_adagrad", "ppppiiff")
 
 
@@ -38,8 +38,9 @@ def _row_adam_(
         grad.data_ptr(),
         index.numel(),
         weight.shape[1],
-        beta1,
+        1 - beta1,
         beta2,
+        1 - beta2,
         eps,
         1 - lr * weight_decay,
         lr / (1 - beta1**step),
