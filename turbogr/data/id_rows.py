@@ -10,8 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from turbogr.data.ids import KeyIndex
-from turbogr.data.scan import Ids
+from turbogr.data.ids import KeyedIds, KeyIndex
 from turbogr.data.store import StoreWriter
 from turbogr.data.vocabulary import Int64Array, Vocabulary
 from turbogr.errors import UserError
@@ -26,38 +25,39 @@ class IdRows:
 
     Attributes:
         ids: raw ids by rank, int64 or Arrow text; after `kept`, by row.
-        rows_by_key: rank of every key of the scan.
-        known: row in the extended store by rank, -1 for new ids.
+        ranks: rank of every key of the scan, None where key k has rank k.
+        known: row in the extended store by rank, -1 for new ids; None where no store is extended.
+        final: int32 [ranks], None before `kept`.
         vocabulary: of the extended store, if any.
     """
 
     ids: Any
-    rows_by_key: Int64Array
-    known: Int64Array
-    final: NDArray[np.int32]
+    ranks: NDArray[np.int32] | None
+    known: Int64Array | None = None
+    final: NDArray[np.int32] | None = None
     vocabulary: Vocabulary | None = None
 
     @classmethod
-    def of(cls, ids: Ids, role: str, vocabulary: Vocabulary | None) -> IdRows:
+    def of(cls, ids: KeyedIds, role: str, vocabulary: Vocabulary | None) -> IdRows:
         """Rank the ids of the scan.
 
         Raises:
             UserError: the ids are text and those of the extended store are not.
         """
-        count = len(ids.keys)
-        order = np.arange(count) if ids.texts is None else pc.sort_indices(ids.texts).to_numpy().astype(np.int64)
-        raw = ids.keys if ids.texts is None else ids.texts.take(pa.array(order))
-        known = np.full(count, -1, np.int64)
-        if vocabulary is not None:
-            if vocabulary.is_text != (ids.texts is not None):
-                raise UserError(f"{role} ids are {vocabulary.kind} in the store to be extended, but not in the log")
-            known = vocabulary.encode(raw)
-            by_rank = np.argsort(np.where(known >= 0, known, len(vocabulary)), kind="stable")
-            order, known = order[by_rank], known[by_rank]
-            raw = raw[by_rank] if ids.texts is None else raw.take(pa.array(by_rank))
-        ranks = np.empty(count, np.int64)
-        ranks[order] = np.arange(count)
-        return cls(raw, ranks, known, np.arange(count, dtype=np.int32), vocabulary)
+        texts = ids.texts
+        if vocabulary is None:
+            if texts is None:
+                return cls(ids.distinct, None)
+            order = pc.sort_indices(texts).to_numpy()
+            return cls(texts.take(pa.array(order)), _inverse(order))
+        if vocabulary.is_text != (texts is not None):
+            raise UserError(f"{role} ids are {vocabulary.kind} in the store to be extended, but not in the log")
+        order = np.arange(len(ids.distinct)) if texts is None else pc.sort_indices(texts).to_numpy().astype(np.int64)
+        raw = ids.distinct if texts is None else texts.take(pa.array(order))
+        known = vocabulary.encode(raw)
+        by_rank = np.argsort(np.where(known >= 0, known, len(vocabulary)), kind="stable")
+        raw = raw[by_rank] if texts is None else raw.take(pa.array(by_rank))
+        return cls(raw, _inverse(order[by_rank]), known[by_rank], None, vocabulary)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -66,19 +66,25 @@ class IdRows:
     def num_known(self) -> int:
         return 0 if self.vocabulary is None else len(self.vocabulary)
 
-    def index(self, ids: Ids) -> KeyIndex:
-        return KeyIndex(ids.keys, self.rows_by_key)
+    def index(self, ids: KeyedIds) -> KeyIndex:
+        """Return the index from keys to ranks."""
+        return KeyIndex(ids.distinct, self.ranks)
 
     def kept(self, keep: NDArray[np.bool_]) -> IdRows:
         """Give rows: known ids have theirs, kept new ids follow in order; known ids stay even without events."""
-        new = keep & (self.known < 0)
-        rows = np.where(new, self.num_known + np.cumsum(new) - 1, self.known)
-        final = np.where(keep, rows, -1).astype(np.int32)
-        ids = self.ids[new] if isinstance(self.ids, np.ndarray) else self.ids.filter(pa.array(new))
+        new = keep if self.known is None else keep & (self.known < 0)
+        rows = np.cumsum(new, dtype=np.int32)
+        rows += self.num_known - 1
+        if self.known is not None:
+            rows = np.where(new, rows, self.known).astype(np.int32)
+        rows[~keep] = -1
+        ids = self.ids
+        if not new.all():
+            ids = ids[new] if isinstance(ids, np.ndarray) else ids.filter(pa.array(new))
         if self.vocabulary is not None:
             old = self.vocabulary.ids
             ids = np.concatenate([old, ids]) if isinstance(ids, np.ndarray) else pa.concat_arrays([old, ids])
-        return IdRows(ids, self.rows_by_key, self.known, final, self.vocabulary)
+        return IdRows(ids, self.ranks, self.known, rows, self.vocabulary)
 
     def write(self, writer: StoreWriter, name: str) -> None:
         """Write the vocabulary, with the order that sorts it where old and new ids are mixed."""
@@ -89,3 +95,9 @@ class IdRows:
             if (np.diff(order) == 1).all():
                 order = None
         writer.write_vocabulary(name, self.ids, order)
+
+
+def _inverse(order: NDArray[np.integer[Any]]) -> NDArray[np.int32]:
+    ranks = np.empty(len(order), np.int32)
+    ranks[order] = np.arange(len(order), dtype=np.int32)
+    return ranks

@@ -6,6 +6,7 @@ An integer id is its own key. A text id's key is a 64-bit hash; two texts with t
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,20 +28,26 @@ class KeyCollision(Exception):
 
 @dataclass(frozen=True)
 class KeyedIds:
-    """The ids of a block of rows: `keys` [rows], and of the distinct ids (ascending by key) keys, counts and texts."""
+    """The ids of a block of rows: `keys` [rows], and of the distinct ids (ascending by key) keys, counts and texts.
+
+    `counts` is None where nobody needs them, `texts` for integers.
+    """
 
     keys: Int64Array
     distinct: Int64Array
-    counts: Int64Array
+    counts: Int64Array | None
     texts: pa.Array | None
 
     @classmethod
-    def of_integers(cls, ids: Int64Array) -> KeyedIds:
-        distinct, counts = np.unique(ids, return_counts=True)
-        return cls(ids, distinct, counts, None)
+    def of_integers(cls, ids: Int64Array, counted: bool) -> KeyedIds:
+        # numpy.unique without counts takes a hash table, which is many times slower here than sorting.
+        ascending = np.sort(ids)
+        starts = np.flatnonzero(_firsts(ascending))
+        counts = np.diff(starts, append=len(ascending)) if counted else None
+        return cls(ids, ascending[starts], counts, None)
 
     @classmethod
-    def of_texts(cls, ids: pa.Array, seed: int) -> KeyedIds:
+    def of_texts(cls, ids: pa.Array, counted: bool, seed: int) -> KeyedIds:
         """Raises KeyCollision."""
         encoded = ids.cast(pa.large_string()).dictionary_encode()
         texts = encoded.dictionary
@@ -50,8 +57,15 @@ class KeyedIds:
         distinct = keys[order]
         if (distinct[1:] == distinct[:-1]).any():
             raise KeyCollision
-        counts = np.bincount(codes, minlength=len(keys))[order]
+        counts = np.bincount(codes, minlength=len(keys))[order] if counted else None
         return cls(keys[codes], distinct, counts, texts.take(pa.array(order)))
+
+
+def _firsts(ascending: Int64Array) -> NDArray[np.bool_]:
+    """Mark the first of every run of equal values."""
+    first = np.ones(len(ascending), bool)
+    np.not_equal(ascending[1:], ascending[:-1], out=first[1:])
+    return first
 
 
 def hash_texts(texts: pa.Array, seed: int) -> Int64Array:
@@ -63,43 +77,52 @@ class DistinctIds:
     """The distinct ids seen so far and how often; new blocks are collected and merged when they outgrow the rest."""
 
     def __init__(self) -> None:
-        self._parts: list[tuple[Int64Array, Int64Array, pa.Array | None]] = []
+        self._parts: list[KeyedIds] = []
         self._pending = 0
 
     def add(self, ids: KeyedIds) -> None:
         """Raises KeyCollision."""
-        self._parts.append((ids.distinct, ids.counts, ids.texts))
+        self._parts.append(dataclasses.replace(ids, keys=_NONE))
         self._pending += len(ids.distinct)
-        if self._pending > max(_MIN_MERGE, len(self._parts[0][0])):
+        if self._pending > max(_MIN_MERGE, len(self._parts[0].distinct) // 2):
             self._merge()
 
     def _merge(self) -> None:
-        if len(self._parts) > 1:
-            keys = np.concatenate([part[0] for part in self._parts])
-            counts = np.concatenate([part[1] for part in self._parts])
-            texts = None
-            if self._parts[0][2] is not None:
-                texts = pa.concat_arrays([part[2] for part in self._parts])
-            self._parts = []
-            order = np.argsort(keys, kind="stable")
-            keys, counts = keys[order], counts[order]
-            first = np.ones(len(keys), bool)
-            np.not_equal(keys[1:], keys[:-1], out=first[1:])
-            if texts is not None:
-                texts = texts.take(pa.array(order))
-                _check_collisions(texts, first)
-                texts = texts.filter(pa.array(first))
-            starts = np.flatnonzero(first)
-            counts = np.add.reduceat(counts, starts) if len(starts) else counts
-            self._parts = [(keys[starts], counts, texts)]
-        self._pending = 0
+        parts, self._parts, self._pending = self._parts, [], 0
+        if len(parts) <= 1:
+            self._parts = parts
+        elif parts[0].texts is None and parts[0].counts is None:
+            keys = np.concatenate([part.distinct for part in parts])
+            del parts
+            keys.sort()
+            self._parts = [KeyedIds(_NONE, keys[_firsts(keys)], None, None)]
+        else:
+            self._parts = [_merged(parts)]
 
-    def finish(self) -> tuple[Int64Array, Int64Array, pa.Array | None]:
-        """Return ascending keys, counts and texts (None for integers); raises KeyCollision."""
-        if not self._parts:
-            return np.zeros(0, np.int64), np.zeros(0, np.int64), None
+    def finish(self) -> KeyedIds:
+        """Return the distinct ids (`keys` is empty); raises KeyCollision."""
         self._merge()
-        return self._parts[0]
+        return self._parts[0] if self._parts else KeyedIds(_NONE, _NONE, _NONE, None)
+
+
+_NONE = np.zeros(0, np.int64)
+
+
+def _merged(parts: list[KeyedIds]) -> KeyedIds:
+    """Merge distinct ids with their counts and texts."""
+    keys = np.concatenate([part.distinct for part in parts])
+    order = np.argsort(keys, kind="stable")
+    keys = keys[order]
+    first = _firsts(keys)
+    starts = np.flatnonzero(first)
+    counts = texts = None
+    if parts[0].counts is not None:
+        counts = np.add.reduceat(np.concatenate([part.counts for part in parts])[order], starts)
+    if parts[0].texts is not None:
+        texts = pa.concat_arrays([part.texts for part in parts]).take(pa.array(order))
+        _check_collisions(texts, first)
+        texts = texts.filter(pa.array(first))
+    return KeyedIds(_NONE, keys[starts], counts, texts)
 
 
 def _check_collisions(texts: pa.Array, first: NDArray[np.bool_]) -> None:
@@ -110,26 +133,31 @@ def _check_collisions(texts: pa.Array, first: NDArray[np.bool_]) -> None:
 
 
 class KeyIndex:
-    """Looks up keys: `rows` [n] of the ascending `keys` [n]; by a direct table where the keys lie close together."""
+    """Looks up keys: `rows` [n] of the ascending `keys` [n], None where row k belongs to key k; by a direct table where
+    the keys lie close together."""
 
-    def __init__(self, keys: Int64Array, rows: Int64Array) -> None:
-        self.keys = keys
-        self.rows = rows.astype(np.int32) if len(rows) < 2**31 else rows
+    def __init__(self, keys: Int64Array, rows: NDArray[np.integer[Any]] | None) -> None:
+        self.dtype = np.dtype(np.int32 if len(keys) < 2**31 else np.int64)
+        self._keys = keys
+        self._rows = None if rows is None else rows.astype(self.dtype, copy=False)
         self._table: NDArray[Any] | None = None
         if len(keys):
             span = int(keys[-1]) - int(keys[0]) + 1
             if span <= min(_TABLE_LIMIT, max(4 * len(keys), 1 << 16)):
-                self._table = np.full(span, -1, self.rows.dtype)
-                self._table[keys - keys[0]] = self.rows
+                self._table = np.full(span, -1, self.dtype)
+                self._table[keys - keys[0]] = np.arange(len(keys), dtype=self.dtype) if rows is None else self._rows
 
     def rows_of(self, keys: Int64Array) -> Any:
         """Return the row of every key; all keys must be known."""
         if self._table is not None:
-            return self._table[keys - self.keys[0]]
-        if len(self.keys) < 1 << 14:
-            return self.rows[np.searchsorted(self.keys, keys)]
+            return self._table[keys - self._keys[0]]
+        if len(self._keys) < 1 << 14:
+            return self._at(np.searchsorted(self._keys, keys))
         # A search in ascending order walks the index once instead of missing the cache at every step.
         order = np.argsort(keys)
-        rows = np.empty(len(keys), self.rows.dtype)
-        rows[order] = self.rows[np.searchsorted(self.keys, keys[order])]
+        rows = np.empty(len(keys), self.dtype)
+        rows[order] = self._at(np.searchsorted(self._keys, keys[order]))
         return rows
+
+    def _at(self, places: NDArray[np.integer[Any]]) -> NDArray[Any]:
+        return places.astype(self.dtype) if self._rows is None else self._rows[places]

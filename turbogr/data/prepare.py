@@ -222,13 +222,16 @@ class Preparation:
         user_index, item_index = users.index(log.users), items.index(log.items)
         actions = [column for column in log.spill.columns if column.startswith(ACTION)]
         columns: dict[str, Any] = {
-            "user": user_index.rows.dtype,
-            "item": item_index.rows.dtype,
+            "user": user_index.dtype,
+            "item": item_index.dtype,
             "time": np.int64,
             **dict.fromkeys(actions, np.float64),
         }
-        counts = np.zeros(len(log.users.keys), np.int64)
-        counts[users.rows_by_key] = log.users.counts
+        assert log.users.counts is not None
+        counts = log.users.counts
+        if users.ranks is not None:
+            counts = np.empty_like(counts)
+            counts[users.ranks] = log.users.counts
         partitions = Partitions(self.writer.scratch, columns, user_ranges(counts))
 
         def encode(start: int) -> tuple[dict[str, NDArray[Any]], Int64Array]:
@@ -272,7 +275,7 @@ class Preparation:
         return work
 
     def _core(self, log: SortedLog, scanned: Scan) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        num_items = len(scanned.items.keys)
+        num_items = len(scanned.items.distinct)
         filters = self.filters
         if filters.min_user_events <= 1 and filters.min_item_events <= 1:
             return np.ones(log.num_users, bool), np.ones(num_items, bool)
@@ -295,12 +298,15 @@ class Preparation:
         """Write the event columns and the offsets of the kept users and items."""
         ticks_per_second = 1 if scanned.time_form is None else scanned.time_form.ticks_per_second
         positions = scanned.time_form is None
+        user_rows, item_rows = users.final, items.final
+        assert user_rows is not None, "ids are filtered before they are written"
+        assert item_rows is not None, "ids are filtered before they are written"
         dtypes = {ACTION + name: values.dtype for name, values in scanned.actions.items()}
         counts = np.zeros(len(users), np.int64)
 
         def work(block: tuple[int, int]) -> tuple[Int64Array, dict[str, NDArray[Any]]]:
             owners, rows = log.users_and_items(block)
-            owners, rows = users.final[owners], items.final[rows]
+            owners, rows = user_rows[owners], item_rows[rows]
             keep = (owners >= 0) & (rows >= 0)
             owners = owners[keep]
             start, stop = int(log.offsets[block[0]]), int(log.offsets[block[1]])

@@ -88,8 +88,8 @@ class RowParser:
             dropped[rule.reason] += int(out.sum())
             keep &= ~out
         return Rows(
-            users=self._keyed(users, keep),
-            items=self._keyed(items, keep),
+            users=self._keyed(users, keep, counted=True),
+            items=self._keyed(items, keep, counted=False),
             ticks=None if ticks is None else ticks[keep],
             actions={name: numbers[name][keep] for name in self.columns.actions},
             rows_in=block.num_rows + sum(block.dropped.values()),
@@ -97,10 +97,10 @@ class RowParser:
             progress=block.progress,
         )
 
-    def _keyed(self, ids: Any, keep: NDArray[np.bool_]) -> KeyedIds:
+    def _keyed(self, ids: Any, keep: NDArray[np.bool_], counted: bool) -> KeyedIds:
         if isinstance(ids, np.ndarray):
-            return KeyedIds.of_integers(ids[keep])
-        return KeyedIds.of_texts(ids.filter(pa.array(keep)), self.hash_seed)
+            return KeyedIds.of_integers(ids[keep], counted)
+        return KeyedIds.of_texts(ids.filter(pa.array(keep)), counted, self.hash_seed)
 
     def _ids(self, role: str, name: str, block: Block, checks: _Checks) -> Any:
         """Return int64 ids or an Arrow text array; bad rows are flagged and hold any value."""

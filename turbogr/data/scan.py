@@ -10,17 +10,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
-from turbogr.data.ids import DistinctIds, KeyCollision
+from turbogr.data.ids import DistinctIds, KeyCollision, KeyedIds
 from turbogr.data.ordered import ordered_map
 from turbogr.data.progress import Progress
 from turbogr.data.rows import RowParser, Rows, TextIdsFound
 from turbogr.data.sources.block import Block, Reader, ReadOptions
 from turbogr.data.spill import Spill
 from turbogr.data.times import TimeForm, TimeFormChanged
-from turbogr.data.vocabulary import Int64Array
 from turbogr.errors import UserError
 
 ACTION = "action."
@@ -54,21 +52,15 @@ class ActionRange:
 
 
 @dataclass
-class Ids:
-    """Distinct ids in ascending order of their keys, with counts; `texts` is None for integers."""
-
-    keys: Int64Array
-    counts: Int64Array
-    texts: pa.Array | None
-
-
-@dataclass
 class Scan:
-    """The checked log: `spill` holds "user" and "item" keys, "time" ticks and actions, in the order of the input."""
+    """The checked log: `spill` holds "user" and "item" keys, "time" ticks and actions, in the order of the input.
+
+    `users` and `items` are the distinct ids, users with counts.
+    """
 
     spill: Spill
-    users: Ids
-    items: Ids
+    users: KeyedIds
+    items: KeyedIds
     time_form: TimeForm | None
     rows_in: int
     dropped: Counter[str]
@@ -120,7 +112,8 @@ def _scan_once(
     columns = {"user": np.int64, "item": np.int64, "time": np.int64, **dict.fromkeys(names, np.float64)}
     spill = Spill(scratch, "rows", columns)
     users, items = DistinctIds(), DistinctIds()
-    result = Scan(spill, _NO_IDS, _NO_IDS, form, 0, Counter(), {name: ActionRange() for name in reader.columns.actions})
+    actions = {name: ActionRange() for name in reader.columns.actions}
+    result = Scan(spill, users.finish(), items.finish(), form, 0, Counter(), actions)
     blocks: Iterator[Callable[[], Block]] = itertools.chain([lambda: first_block], tasks)
     try:
         with progress.stage("reading", reader.size, reader.unit) as bar:
@@ -129,14 +122,11 @@ def _scan_once(
                 items.add(rows.items)
                 _spill(rows, result)
                 bar.update(rows.progress)
-        result.users, result.items = Ids(*users.finish()), Ids(*items.finish())
+        result.users, result.items = users.finish(), items.finish()
     except BaseException:
         spill.remove()
         raise
     return result
-
-
-_NO_IDS = Ids(np.zeros(0, np.int64), np.zeros(0, np.int64), None)
 
 
 def _spill(rows: Rows, result: Scan) -> None:

@@ -18,7 +18,7 @@ from numpy.typing import DTypeLike, NDArray
 from turbogr.data.spill import Spill
 from turbogr.data.vocabulary import Int64Array
 
-PARTITION_ROWS = 1 << 21
+PARTITION_ROWS = 1 << 20
 
 
 def user_ranges(counts: Int64Array, max_rows: int = PARTITION_ROWS) -> Int64Array:

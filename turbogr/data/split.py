@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from turbogr.data.store import Store
+from turbogr.data.store import Store, read_range
 from turbogr.data.vocabulary import Int64Array
 from turbogr.errors import UserError, nearest
 
@@ -109,7 +109,7 @@ def future_leak(store: Store, split: Split) -> Leak | None:
     train_counts = np.zeros(_TIME_BINS + 1, np.int64)
     for first, last in store.user_blocks():
         start, stop = int(store.offsets[first]), int(store.offsets[last])
-        bins = (np.asarray(store.times[start:stop]) - low) // width
+        bins = (read_range(store.times, start, stop) - low) // width
         training = np.arange(start, stop) < np.repeat(
             split.train_end[first:last], np.diff(store.offsets[first : last + 1])
         )
@@ -139,7 +139,7 @@ def _first_events(store: Store, cut: int) -> Int64Array:
     for first, last in store.user_blocks():
         start, stop = int(store.offsets[first]), int(store.offsets[last])
         before = np.zeros(stop - start + 1, np.int64)
-        np.cumsum(np.asarray(store.times[start:stop]) < cut, out=before[1:])
+        np.cumsum(read_range(store.times, start, stop) < cut, out=before[1:])
         bounds = np.asarray(store.offsets[first : last + 1]) - start
         firsts[first:last] = np.asarray(store.offsets[first:last]) + np.diff(before[bounds])
     return firsts

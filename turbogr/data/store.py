@@ -35,7 +35,7 @@ from turbogr.errors import UserError
 
 SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
-_CHUNK_EVENTS = 1 << 22
+_CHUNK_EVENTS = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ class Store:
         counts = np.zeros(self.num_items, np.int64)
         for first, last in self.user_blocks():
             start, stop = int(self.offsets[first]), int(self.offsets[last])
-            items = np.asarray(self.items[start:stop])
+            items = read_range(self.items, start, stop)
             if ends is not None:
                 limit = np.repeat(ends[first:last], np.diff(self.offsets[first : last + 1]))
                 items = items[np.arange(start, stop) < limit]
@@ -164,6 +164,17 @@ class Store:
         return (
             f"Store({str(self.path)!r}: {self.num_users:,} users, {self.num_items:,} items, {self.num_events:,} events)"
         )
+
+
+def read_range(column: NDArray[Any], start: int, stop: int) -> NDArray[Any]:
+    """Read column[start:stop] of a store into memory of its own.
+
+    For passes over a whole column: slices of the mapped file would count, page by page, as memory of this process.
+    """
+    assert isinstance(column, np.memmap), "columns of a store are memory-mapped"
+    assert column.filename is not None
+    place = column.offset + start * column.dtype.itemsize
+    return np.fromfile(column.filename, column.dtype, stop - start, offset=place)
 
 
 def read_manifest(path: Path) -> Manifest:

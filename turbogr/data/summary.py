@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turbogr.data.split import time_range
-from turbogr.data.store import Store
+from turbogr.data.store import Store, read_range
 from turbogr.data.vocabulary import Int64Array
 
 _TIME_BINS = 60
@@ -84,6 +84,6 @@ def _events_over_time(store: Store, first: int, last: int) -> Int64Array:
     counts = np.zeros(_TIME_BINS, np.int64)
     span = last - first + 1
     for block_first, block_last in store.user_blocks():
-        times = np.asarray(store.times[store.offsets[block_first] : store.offsets[block_last]])
+        times = read_range(store.times, int(store.offsets[block_first]), int(store.offsets[block_last]))
         counts += np.bincount((times - first) * _TIME_BINS // span, minlength=_TIME_BINS)
     return counts

@@ -16,7 +16,7 @@ from turbogr.data.sources.block import Block, Columns, ReadOptions, Source
 from turbogr.data.sources.files import find_files
 from turbogr.errors import UserError
 
-_BATCH_ROWS = 1 << 20
+_BATCH_ROWS = 1 << 19
 
 
 @dataclass

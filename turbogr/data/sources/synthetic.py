@@ -38,7 +38,7 @@ from turbogr.errors import UserError, nearest
 _START = 1_650_000_000
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _EPISODES = 10
-_BLOCK_EVENTS = 1 << 20
+_BLOCK_EVENTS = 1 << 19
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from turbogr.data.columns import choose_columns
 from turbogr.data.sources.block import Block, Columns, ReadOptions, Source
 from turbogr.errors import UserError
 
-_BATCH_ROWS = 1 << 20
+_BATCH_ROWS = 1 << 19
 
 
 @dataclass
