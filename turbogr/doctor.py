@@ -15,6 +15,8 @@ from typing import Any
 import torch
 
 from turbogr import machine, ops
+from turbogr.errors import UserError
+from turbogr.ops import native
 
 PRECISIONS = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -26,14 +28,15 @@ _LITTLE_MEMORY = 2 * _GB
 def examine(folder: Path | str = ".", measure: bool = True) -> dict[str, Any]:
     """Return the facts as plain JSON values; `folder` is where free disk space is looked up.
 
-    Keys: versions, machine, devices, compiler, operators, gemm_peak, memory, disk, warnings. `gemm_peak` maps a
-    precision to {"flops": rate} or {"fault": reason}; without `measure` it is empty.
+    Keys: versions, machine, devices, compiler, kernels, operators, gemm_peak, memory, disk, warnings. `gemm_peak` maps
+    a precision to {"flops": rate} or {"fault": reason}; without `measure` it is empty.
     """
     facts: dict[str, Any] = {
         "versions": machine.versions(),
         "machine": machine.machine_facts(),
         "devices": devices(),
         "compiler": compiler(),
+        "kernels": kernels(),
         "operators": [
             {"operator": service.operator, "backend": service.backend, "why": service.why}
             for service in ops.services(torch.device("cpu"))
@@ -65,6 +68,14 @@ def compiler() -> str | None:
     """Return the path of the C++ compiler that a build would use, or None."""
     wanted = shlex.split(os.environ.get("CXX", ""))[:1]
     return next((path for name in wanted or ["c++", "g++", "clang++"] if (path := shutil.which(name))), None)
+
+
+def kernels() -> str | None:
+    """Return the instruction set whose compiled kernels run here, or None where they were not built."""
+    try:
+        return native.isa()
+    except UserError:
+        return None
 
 
 def available_memory() -> int | None:
@@ -159,6 +170,7 @@ def _machine_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("devices", ", ".join(facts["devices"])),
         ("memory", f"{free}{memory['total_bytes'] / _GB:.1f} GB"),
         ("disk", f"{disk['free_bytes'] / _GB:.1f} GB free of {disk['total_bytes'] / _GB:.1f} GB under {disk['path']}"),
+        ("kernels", f"built, running those for {facts['kernels']}" if facts["kernels"] else "not built"),
         ("compiler", facts["compiler"] or "none found; the reference operators serve"),
     ]
 
