@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from turbogr.api import evaluate_run
     from turbogr.config import Config, load_config
-    from turbogr.data.prepare import prepare
+    from turbogr.data.prepare import prepare, prepare_table
     from turbogr.data.store import Store
     from turbogr.doctor import examine
     from turbogr.errors import UserError
@@ -34,6 +34,7 @@ __all__ = [
     "load",
     "load_config",
     "prepare",
+    "prepare_table",
     "write_report",
 ]
 
@@ -48,6 +49,7 @@ _ORIGINS = {
     "load": "turbogr.recommend:load",
     "load_config": "turbogr.config:load_config",
     "prepare": "turbogr.data.prepare:prepare",
+    "prepare_table": "turbogr.data.prepare:prepare_table",
     "write_report": "turbogr.report.page:write_report",
 }
 
