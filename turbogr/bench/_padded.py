@@ -1,0 +1,42 @@
+"""What the public code does, in plain PyTorch: attention on padded batches with a bias of every pair of positions."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from turbogr.ops.jagged_attention.reference import BUCKET_WIDTH
+
+
+def padded_hstu_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    offsets: Tensor,
+    query_times: Tensor,
+    key_times: Tensor,
+    position_weight: Tensor,
+    time_weight: Tensor,
+    max_len: int,
+) -> Tensor:
+    """HSTU attention of jagged [T, h, d] through padded [B, max_len, h, d], as Meta's research code computes it."""
+    lengths = offsets.diff()
+    filled = torch.arange(max_len)[None, :] < lengths[:, None]
+    q_bnhd, k_bnhd, v_bnhe = (_pad(x, filled) for x in (q, k, v))
+    place = torch.arange(max_len)
+    by_position = position_weight[max_len - 1 + place[None, :] - place[:, None]]
+    distance = (_pad(query_times, filled)[:, :, None] - _pad(key_times, filled)[:, None, :]).abs().clamp(min=1)
+    buckets = (torch.log(distance.float()) / BUCKET_WIDTH).long().clamp(max=time_weight.numel() - 1)
+    bias = by_position[None] + time_weight[buckets]
+    scores = torch.einsum("bnhd,bmhd->bhnm", q_bnhd, k_bnhd) + bias[:, None]
+    scores = F.silu(scores) / max_len
+    causal = torch.ones(max_len, max_len).tril()
+    out = torch.einsum("bhnm,bmhe->bnhe", scores * causal, v_bnhe)
+    return out[filled]
+
+
+def _pad(x: Tensor, filled: Tensor) -> Tensor:
+    out = x.new_zeros(*filled.shape, *x.shape[1:])
+    out[filled] = x
+    return out
