@@ -206,6 +206,7 @@ def test_options_are_checked(tmp_path: Path) -> None:
         ({"duplicates": "all"}, "--duplicates must be one of"),
         ({"split": "leave-three-out"}, "unknown split"),
         ({"preset": "demo"}, "has no option 'preset'"),
+        ({"threads": 0}, "--threads must be at least 1"),
         ({"keep_columns": ["raiting"]}, "no column 'raiting'"),
         ({"time_column": "none", "split": "time:5"}, "needs times"),
     ):

@@ -182,6 +182,27 @@ def test_a_partitioned_folder(tmp_path: Path) -> None:
     assert {u: sorted(s) for u, s in stored_sequences(store).items()} == {u: sorted(s) for u, s in EXPECTED.items()}
 
 
+def test_partitions_may_be_text_or_missing(tmp_path: Path) -> None:
+    table = pa.table({"item_id": [1, 2], "timestamp": [3, 4]})
+    for user in ("12", "ab", "a%20b"):
+        (tmp_path / "log" / f"user_id={user}").mkdir(parents=True)
+        pq.write_table(table, tmp_path / "log" / f"user_id={user}" / "part.parquet")
+    store = prepare("parquet", tmp_path / "log", tmp_path / "store")
+    assert store.user_ids.decode([0, 1, 2]).tolist() == ["12", "a b", "ab"]
+    (tmp_path / "log" / "user_id=__HIVE_DEFAULT_PARTITION__").mkdir()
+    pq.write_table(table, tmp_path / "log" / "user_id=__HIVE_DEFAULT_PARTITION__" / "part.parquet")
+    with pytest.raises(UserError, match="the user .* is missing"):
+        prepare("parquet", tmp_path / "log", tmp_path / "other")
+
+
+def test_a_file_without_a_header(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text(rows())
+    with pytest.raises(UserError, match="--column-names"):
+        check("csv", path)
+    check("csv", path, column_names=["user_id", "item_id", "timestamp"])
+
+
 def test_json_lines(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     path.write_text(

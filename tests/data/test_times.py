@@ -81,9 +81,9 @@ def test_arrow_timestamps(unit: str) -> None:
 
 def test_what_is_no_time_gets_a_reason() -> None:
     good = pa.array([str(SECONDS)])
-    texts = ["", " ", "x", "-1", "nan", "inf", "99999999999999", "9" * 40, "1_000", None]
+    texts = ["", " ", "x", "-1", "nan", "inf", "99999999999999", "9" * 40, "1_000", "0x10", "1e9", None]
     expected = ["missing time"] * 2 + ["unreadable time", "negative time"] + ["unreadable time"] * 2
-    expected += ["time after the year 2200"] * 2 + ["unreadable time", "missing time"]
+    expected += ["time after the year 2200"] * 2 + ["unreadable time"] * 3 + ["missing time"]
     assert reasons(pa.array(texts), first=good) == expected
     assert reasons(pa.array([1.0, float("nan"), float("inf"), -1.0, None])) == [
         "",
@@ -99,6 +99,11 @@ def test_what_is_no_time_gets_a_reason() -> None:
         "time after the year 2200",
     ]
     assert reasons(pa.array([2**64 - 1, 5], pa.uint64()), unit="s") == ["time after the year 2200", ""]
+
+
+def test_spaces_around_numbers_are_no_matter() -> None:
+    assert seconds(pa.array([" 7", "8 "])) == [7, 8]
+    assert reasons(pa.array(["0x10"]), first=pa.array(["7"])) == ["unreadable time"]
 
 
 def test_a_time_in_another_unit_than_the_rest_is_doubted() -> None:

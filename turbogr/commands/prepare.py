@@ -40,6 +40,7 @@ def add_parser(subparsers: Any) -> None:
         "--time-format", metavar="FORMAT", help="strptime format of times that are text, e.g. %%d/%%m/%%Y"
     )
     columns.add_argument("--delimiter", metavar="CHAR", help="of delimited text; guessed from the first line")
+    columns.add_argument("--column-names", metavar="A,B", type=_names, default=(), help="of text without a header")
     columns.add_argument("--text-ids", action="store_true", help="treat ids as text even if they look like integers")
     rows = parser.add_argument_group("rows (defaults are the source's published ones)")
     rows.add_argument("--drop-bad-rows", action="store_true", help="drop and count rows that cannot be read")
@@ -110,6 +111,7 @@ def run(args: argparse.Namespace) -> int:
         time_unit=args.time_unit,
         time_format=args.time_format,
         delimiter=args.delimiter,
+        column_names=args.column_names,
         text_ids=args.text_ids,
         drop_bad_rows=args.drop_bad_rows,
         split=args.split,

@@ -109,6 +109,8 @@ def _choose(role: str, named: str | None, names: Sequence[str], place: str) -> s
             return found[0]
     remedy = ", or --time-column none if the rows are in time order" if role == "time" else ""
     hint = _nearest_to_usual(role, names)
+    if any(re.fullmatch(r"[-+0-9.eE:T ]+", name) for name in names):
+        hint = " Is the first line no header? Then name the columns with --column-names."
     raise UserError(
         f"{place}: no column looks like the {role} among {_listed(names)}; name it with --{role}-column{remedy}.{hint}"
     )

@@ -12,6 +12,7 @@ byte whatever their number.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import warnings
 from collections.abc import Iterator, Sequence
@@ -59,6 +60,7 @@ def prepare(
     time_unit: str = "auto",
     time_format: str | None = None,
     delimiter: str | None = None,
+    column_names: Sequence[str] = (),
     text_ids: bool = False,
     drop_bad_rows: bool = False,
     split: str | None = None,
@@ -94,6 +96,7 @@ def prepare(
         time_unit,
         time_format,
         delimiter,
+        tuple(column_names),
         text_ids,
         drop_bad_rows,
         tuple(where),
@@ -103,13 +106,15 @@ def prepare(
     rule = parse_rule(kind.split if split is None else split)
     if isinstance(paths, str | os.PathLike):
         paths = [paths]
+    threads = default_threads() if threads is None else threads
+    if threads < 1:
+        raise UserError(f"--threads must be at least 1, got {threads}")
     known = None if extend is None else Store.open(extend)
     reader = kind.open([Path(path) for path in paths], options)
     if reader.columns.time is None and rule.startswith("time:"):
         raise UserError(f"split {rule!r} needs times, but the log has only an order; use leave-one-out")
-    with StoreWriter(out, overwrite=overwrite) as writer:
-        threads = threads or default_threads()
-        work = Preparation(writer, reader, options, filters, rule, known, threads, Progress(progress))
+    with StoreWriter(out, overwrite=overwrite) as writer, contextlib.ExitStack() as cleanup:
+        work = Preparation(writer, cleanup, reader, options, filters, rule, known, threads, Progress(progress))
         store = work.run(kind.name)
     for sentence in work.warnings:
         warnings.warn(sentence, DataWarning, stacklevel=2)
@@ -156,6 +161,7 @@ class Preparation:
     """One run of `prepare`."""
 
     writer: StoreWriter
+    cleanup: contextlib.ExitStack
     reader: Reader
     options: ReadOptions
     filters: Filters
@@ -169,6 +175,7 @@ class Preparation:
         known = self.known
         kinds = {} if known is None else {"user": known.user_ids.kind, "item": known.item_ids.kind}
         log = scan(self.reader, self.options, kinds, self.writer.scratch, self.threads, self.progress)
+        self.cleanup.callback(log.spill.remove)
         if log.spill.length == 0:
             raise UserError(f"no rows are left to prepare: {_account_text(log.rows_in, log.dropped)}")
         users = IdRows.of(log.users, "user", None if known is None else known.user_ids)
@@ -233,6 +240,7 @@ class Preparation:
             counts = np.empty_like(counts)
             counts[users.ranks] = log.users.counts
         partitions = Partitions(self.writer.scratch, columns, user_ranges(counts))
+        self.cleanup.callback(partitions.remove)
 
         def encode(start: int) -> tuple[dict[str, NDArray[Any]], Int64Array]:
             stop = min(start + _CHUNK_ROWS, log.spill.length)
@@ -248,6 +256,7 @@ class Preparation:
         log.spill.remove()
         del columns["user"]
         result = SortedLog(Spill(self.writer.scratch, "sorted", columns), np.zeros(len(counts) + 1, np.int64))
+        self.cleanup.callback(result.spill.remove)
         counts = np.zeros(len(counts), np.int64)
         reason = {"exact": "repeated user, item and time", "item": "repeated user and item"}
         with self.progress.stage("sorting", total, "rows") as bar:

@@ -68,8 +68,7 @@ class Partitions:
         total = sum(stop - start for start, stop in pieces)
         columns: dict[str, NDArray[Any]] = {}
         for name in self._spill.columns:
-            values = self._spill.read(name, 0, 0)
-            values = np.empty(total, values.dtype)
+            values = np.empty(total, self._spill.dtype(name))
             done = 0
             for start, stop in pieces:
                 self._spill.read_into(name, start, values[done : done + stop - start])

@@ -32,6 +32,9 @@ class Spill:
                 data = data[os.write(self._files[column], data) :]
         self.length += lengths.pop()
 
+    def dtype(self, column: str) -> np.dtype[Any]:
+        return self._dtypes[column]
+
     def read(self, column: str, start: int, stop: int) -> NDArray[Any]:
         """Return rows start:stop of a column."""
         out = np.empty(stop - start, self._dtypes[column])
@@ -53,14 +56,8 @@ class Spill:
         return list(self._dtypes)
 
     def remove(self) -> None:
-        """Close and delete the files."""
+        """Close and delete the files; what is removed already stays so."""
         for column, handle in self._files.items():
             os.close(handle)
             self._paths[column].unlink(missing_ok=True)
         self._files = {}
-
-    def __enter__(self) -> Spill:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.remove()

@@ -161,6 +161,8 @@ def _number_ticks(
         target = pa.int64() if form.kind == "integer" else pa.float64()
         numbers = _cast(values, target)
         if numbers is None:
+            numbers = _cast(pc.utf8_trim_whitespace(values), target)
+        if numbers is None:
             numbers, unreadable = cast_each(values, target)
             if form.kind == "integer" and _some_decimals(values.filter(pa.array(unreadable))):
                 raise TimeFormChanged
@@ -255,6 +257,9 @@ def _drop_empty(texts: pa.Array) -> pa.Array:
 
 
 def _cast(values: pa.Array, target: pa.DataType) -> pa.Array | None:
+    """Cast all values, or return None where one cannot be; Arrow alone would read 0x10 as 16."""
+    if _is_text(values.type) and pc.any(pc.match_substring(values, "0x", ignore_case=True)).as_py():
+        return None
     try:
         return values.cast(target)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):

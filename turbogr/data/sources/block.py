@@ -83,6 +83,7 @@ class ReadOptions:
     time_unit: str = "auto"
     time_format: str | None = None
     delimiter: str | None = None
+    column_names: tuple[str, ...] = ()
     text_ids: bool = False
     drop_bad_rows: bool = False
     where: tuple[str, ...] = ()

@@ -71,18 +71,17 @@ class DelimitedReader:
     def _parse(self, file: Path, lines: Lines, names: Sequence[str]) -> Block:
         wanted = {name: f"c{names.index(name)}" for name in self.columns.names}
         table, ragged = _parse_block(lines, len(names), list(wanted.values()), self.layout)
-        bad = [(row, lines.line_of(row, self.layout), message) for row, message in ragged]
         _check_quotes(lines, table.num_rows + len(ragged), self.layout, file)
-        if bad and not self.options.drop_bad_rows:
-            _, line, message = bad[0]
+        if ragged and not self.options.drop_bad_rows:
+            line, message = lines.line_of(ragged[0][0], self.layout), ragged[0][1]
             raise UserError(f"{file}, line {line}: {message} (--drop-bad-rows drops and counts such rows)")
-        skipped = [row for row, _, _ in bad]
+        skipped = [row for row, _ in ragged]
         return Block(
             columns={name: _one_chunk(table[place]) for name, place in wanted.items()},
             num_rows=table.num_rows,
             where=lambda k: f"{file}, line {lines.line_of(_original(k, skipped), self.layout)}",
             progress=lines.progress,
-            dropped={"ragged row": len(bad)} if bad else {},
+            dropped={"ragged row": len(ragged)} if ragged else {},
         )
 
 
@@ -293,9 +292,9 @@ def read_names(file: Path, layout: Layout) -> Sequence[str]:
 
 
 def open_csv(paths: Sequence[Path], options: ReadOptions, usual: str = ",") -> DelimitedReader:
-    """Open delimited files with a header."""
+    """Open delimited files whose columns are named by their first line or by the user."""
     files = find_files(paths, (".csv", ".tsv", ".txt"), "delimited files")
-    layout = Layout(sniff_delimiter(files[0], options, usual))
+    layout = Layout(sniff_delimiter(files[0], options, usual), options.column_names or None)
     columns = choose_columns(read_names(files[0], layout), options, str(files[0]))
     return DelimitedReader(files, layout, columns, options)
 

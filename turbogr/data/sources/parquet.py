@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -17,6 +17,7 @@ from turbogr.data.sources.files import find_files
 from turbogr.errors import UserError
 
 _BATCH_ROWS = 1 << 19
+_NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 
 
 @dataclass
@@ -30,6 +31,7 @@ class ParquetReader:
 
     def __post_init__(self) -> None:
         self.size = 0
+        self._numbers = _numeric_partitions(self.files)
         kinds: dict[str, tuple[str, Path]] = {}
         for file in self.files:
             opened = open_parquet_file(file)
@@ -63,7 +65,7 @@ class ParquetReader:
             first = 0
             try:
                 for batch in opened.iter_batches(_BATCH_ROWS, columns=stored, use_threads=False):
-                    yield _BlockOf(batch, constants, self.columns.names, file, first)
+                    yield _BlockOf(batch, constants, self._numbers, self.columns.names, file, first)
                     first += batch.num_rows
             except (pa.ArrowException, OSError) as error:
                 raise UserError(f"{file} is damaged near row {first:,}: {_one_line(error)}") from error
@@ -77,6 +79,7 @@ class _BlockOf:
 
     batch: pa.RecordBatch
     constants: dict[str, str]
+    numbers: frozenset[str]
     names: list[str]
     file: Path
     first: int
@@ -85,7 +88,9 @@ class _BlockOf:
         rows = self.batch.num_rows
         return Block(
             columns={
-                name: _constant(self.constants[name], rows) if name in self.constants else self.batch.column(name)
+                name: _constant(self.constants[name], name in self.numbers, rows)
+                if name in self.constants
+                else self.batch.column(name)
                 for name in self.names
             },
             num_rows=rows,
@@ -94,10 +99,26 @@ class _BlockOf:
         )
 
 
-def _constant(value: str, rows: int) -> pa.Array:
-    """A partition's value as a column: a number where it reads as one, as the engines that write partitions do."""
-    scalar: Any = int(value) if value.lstrip("-").isdigit() else value
-    return pa.repeat(pa.scalar(scalar), rows)
+def _constant(value: str, number: bool, rows: int) -> pa.Array:
+    """A partition's value as a column."""
+    kind = pa.int64() if number else pa.string()
+    if value == _NULL_PARTITION:
+        return pa.nulls(rows, kind)
+    return pa.repeat(pa.scalar(int(value) if number else value, kind), rows)
+
+
+def _numeric_partitions(files: Sequence[Path]) -> frozenset[str]:
+    """Keys of partitions whose values are all integers; engines write those without saying so."""
+    values: dict[str, set[str]] = {}
+    for file in files:
+        for key, value in partition_values(file).items():
+            values.setdefault(key, set()).add(value)
+    numeric = {
+        key
+        for key, found in values.items()
+        if all(re.fullmatch(r"-?[0-9]{1,18}", v) for v in found - {_NULL_PARTITION})
+    }
+    return frozenset(numeric)
 
 
 def partition_values(file: Path) -> dict[str, str]:
