@@ -113,12 +113,10 @@ def _numeric_partitions(files: Sequence[Path]) -> frozenset[str]:
     for file in files:
         for key, value in partition_values(file).items():
             values.setdefault(key, set()).add(value)
-    numeric = {
-        key
-        for key, found in values.items()
-        if all(re.fullmatch(r"-?[0-9]{1,18}", v) for v in found - {_NULL_PARTITION})
-    }
-    return frozenset(numeric)
+    integer = re.compile(r"0|-?[1-9][0-9]{0,17}")
+    return frozenset(
+        key for key, found in values.items() if all(integer.fullmatch(value) for value in found - {_NULL_PARTITION})
+    )
 
 
 def partition_values(file: Path) -> dict[str, str]:
