@@ -81,6 +81,25 @@ struct BiasSource {
   const TimeBuckets* buckets;
 };
 
+// A table over distances in places: entry `distance` is position_weight[max_len - 1 - distance], with room at both ends for
+// whole tiles. A null weight gives zeros.
+class ByDistance {
+ public:
+  ByDistance(const float* position_weight, int64_t max_len) : reversed_(max_len + 3 * kBlock) {
+    if (!reversed_) return;
+    for (int64_t distance = -2 * kBlock; distance < max_len + kBlock; ++distance) {
+      const int64_t at = max_len - 1 - distance;
+      const bool known = position_weight != nullptr && 0 <= at && at < 2 * max_len - 1;
+      reversed_[distance + 2 * kBlock] = known ? position_weight[at] : 0.0f;
+    }
+  }
+  explicit operator bool() const { return static_cast<bool>(reversed_); }
+  const float* data() { return reversed_.data() + 2 * kBlock; }
+
+ private:
+  Buffer<float> reversed_;
+};
+
 // Scratch of one tile of bias. `bucket` and `uniform` tell the backward where each score's gradient goes.
 struct BiasTile {
   float* bias;         // [kBlock][kBlock], key-major
@@ -175,7 +194,7 @@ TURBOGR_OUTLINE inline void fill_bias(const BiasSource& source, int64_t row, int
   }
 }
 
-// Gradients of the bias tables while tiles come in; tiles add up in float, tasks in double.
+// Sums of gradients while tiles come in: a tile adds up in float, a task in double.
 struct BiasGradient {
   double* by_distance;   // [longest distance of the task + 1]
   double* by_bucket;     // [num_weights]
@@ -190,37 +209,44 @@ struct BiasGradient {
   }
 };
 
-// Adds a tile of gradients of scores [key][row] (zeros where a row does not see the key or does not exist).
-TURBOGR_OUTLINE inline void add_bias_gradient(const float* scores, const BiasTile& tile, int64_t rows, int64_t keys, int64_t place,
-                              const BiasGradient& into) {
-  const int64_t groups = ceil_div(rows, kGroup);
+// Adds a tile of gradients of scores [key][row] (zeros where a row does not see the key or does not exist) by distance.
+TURBOGR_OUTLINE inline void add_by_distance(const float* scores, int64_t rows, int64_t keys, int64_t place,
+                                            const BiasGradient& into) {
+  const int64_t rows_padded = round_up(rows, kGroup);
   std::memset(into.tile_distance, 0, 3 * kBlock * sizeof(float));
-  std::memset(into.tile_bucket, 0, static_cast<size_t>(into.num_weights * kLanes) * sizeof(float));
   float* at_zero = into.tile_distance + kBlock;
   for (int64_t c = 0; c < keys; ++c) {
-    for (int64_t g = max_of(0, c - place) / kGroup; g < groups; ++g) {
-      vf group_sum{};
-      for (int64_t r = g * kGroup; r < (g + 1) * kGroup; r += kLanes) {
-        const vf gradient = load(scores + c * kBlock + r);
-        store(at_zero + r - c, load(at_zero + r - c) + gradient);
-        group_sum += gradient;
-      }
-      if (tile.uniform[c * kGroups + g]) {
-        float* sum = into.tile_bucket + int64_t(tile.bucket[c * kBlock + g * kGroup]) * kLanes;
-        store(sum, load(sum) + group_sum);
-        continue;
-      }
-      for (int64_t r = g * kGroup; r < (g + 1) * kGroup; r += kLanes) {
-        for (int lane = 0; lane < kLanes; ++lane) {
-          into.tile_bucket[int64_t(tile.bucket[c * kBlock + r + lane]) * kLanes + lane] += scores[c * kBlock + r + lane];
-        }
-      }
+    for (int64_t r = max_of(0, c - place) / kLanes * kLanes; r < rows_padded; r += kLanes) {
+      store(at_zero + r - c, load(at_zero + r - c) + load(scores + c * kBlock + r));
     }
   }
-  for (int64_t at = max_of(-kBlock, -place); at < 2 * kBlock && at < rows; ++at) {
+  for (int64_t at = max_of(-kBlock, -place); at < rows; ++at) {
     into.by_distance[place + at] += static_cast<double>(at_zero[at]);
   }
-  for (int64_t b = 0; b < into.num_weights; ++b) into.by_bucket[b] += static_cast<double>(sum(load(into.tile_bucket + b * kLanes)));
+}
+
+// The same by the buckets of the tile.
+TURBOGR_OUTLINE inline void add_by_bucket(const float* scores, const BiasTile& tile, int64_t rows, int64_t keys,
+                                          int64_t place, const BiasGradient& into) {
+  const int64_t groups = ceil_div(rows, kGroup);
+  std::memset(into.tile_bucket, 0, static_cast<size_t>(into.num_weights * kLanes) * sizeof(float));
+  for (int64_t c = 0; c < keys; ++c) {
+    for (int64_t g = max_of(0, c - place) / kGroup; g < groups; ++g) {
+      const float* gradient = scores + c * kBlock + g * kGroup;
+      const uint16_t* bucket = tile.bucket + c * kBlock + g * kGroup;
+      if (tile.uniform[c * kGroups + g]) {
+        float* sum = into.tile_bucket + int64_t(bucket[0]) * kLanes;
+        vf total = load(sum);
+        for (int64_t r = 0; r < kGroup; r += kLanes) total += load(gradient + r);
+        store(sum, total);
+        continue;
+      }
+      for (int64_t r = 0; r < kGroup; ++r) into.tile_bucket[int64_t(bucket[r]) * kLanes + r % kLanes] += gradient[r];
+    }
+  }
+  for (int64_t b = 0; b < into.num_weights; ++b) {
+    into.by_bucket[b] += static_cast<double>(sum(load(into.tile_bucket + b * kLanes)));
+  }
 }
 
 }  // namespace TURBOGR_ISA

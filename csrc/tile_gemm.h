@@ -127,15 +127,16 @@ inline void clear_unseen(int64_t keys, float* scores, int64_t offset) {
   }
 }
 
-// Copies rows of a strided matrix to dst[rows_out][width], zeros beyond the source's rows and columns.
-TURBOGR_OUTLINE inline void pack_rows(const float* src, int64_t stride, int64_t rows, int64_t columns, float scale, float* dst,
-                      int64_t rows_out, int64_t width) {
+// Copies rows of a strided matrix to rows of `ld` floats, zeros up to the next whole vector, and clears the rows after
+// them up to `rows_out`.
+TURBOGR_OUTLINE inline void pack_rows(const float* src, int64_t stride, int64_t rows, int64_t columns, float scale,
+                                      float* dst, int64_t rows_out, int64_t ld) {
   for (int64_t r = 0; r < rows; ++r) {
     const float* from = src + r * stride;
-    float* to = dst + r * width;
+    float* to = dst + r * ld;
     for_vectors(columns, [&](int64_t c, int count) { store(to + c, load_some(from + c, count) * scale); });
   }
-  std::memset(dst + rows * width, 0, static_cast<size_t>((rows_out - rows) * width) * sizeof(float));
+  std::memset(dst + rows * ld, 0, static_cast<size_t>((rows_out - rows) * ld) * sizeof(float));
 }
 
 #if defined(__AVX2__)
