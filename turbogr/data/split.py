@@ -100,37 +100,39 @@ class Leak:
 
 def future_leak(store: Store, split: Split) -> Leak | None:
     """Measure the leak of a split; None where the store has no real times or nothing is held out."""
-    held_out = split.test[split.test >= 0]
-    if store.manifest.times != "real" or not len(held_out):
+    if store.manifest.times != "real" or not (split.test >= 0).any():
         return None
     low, high = time_range(store)
     width = max((high - low) // _TIME_BINS + 1, 1)
     all_counts = np.zeros(_TIME_BINS + 1, np.int64)
-    train_counts = np.zeros(_TIME_BINS + 1, np.int64)
+    train_counts, test_counts = np.zeros_like(all_counts), np.zeros_like(all_counts)
     for first, last in store.user_blocks():
         start, stop = int(store.offsets[first]), int(store.offsets[last])
         bins = (read_range(store.times, start, stop) - low) // width
-        training = np.arange(start, stop) < np.repeat(
-            split.train_end[first:last], np.diff(store.offsets[first : last + 1])
-        )
-        all_counts += np.bincount(bins, minlength=_TIME_BINS + 1)
-        train_counts += np.bincount(bins[training], minlength=_TIME_BINS + 1)
+        lengths = np.diff(store.offsets[first : last + 1])
+        training = np.arange(start, stop) < np.repeat(split.train_end[first:last], lengths)
+        test = split.test[first:last]
+        all_counts += np.bincount(bins, minlength=len(all_counts))
+        train_counts += np.bincount(bins[training], minlength=len(all_counts))
+        test_counts += np.bincount(bins[test[test >= 0] - start], minlength=len(all_counts))
     later = train_counts.sum() - np.cumsum(train_counts)
-    share = later[(np.asarray(store.times[held_out]) - low) // width] / max(int(train_counts.sum()), 1)
-    late = int(np.searchsorted(np.cumsum(all_counts), 0.9 * all_counts.sum()))
-    late_time = low + late * width
+    share = (later @ test_counts) / (test_counts.sum() * max(int(train_counts.sum()), 1))
+    late_time = low + width * int(np.searchsorted(np.cumsum(all_counts), 0.9 * all_counts.sum()))
     midnight = late_time - late_time % 86400
-    return Leak(float(share.mean()), midnight if midnight > low else late_time)
+    return Leak(float(share), midnight if midnight > low else late_time)
 
 
 _TIME_BINS = 1 << 14
 
 
 def time_range(store: Store) -> tuple[int, int]:
-    """Return the first and the last time; events of a user are in time order."""
-    some = np.asarray(store.offsets[1:]) > np.asarray(store.offsets[:-1])
-    firsts, lasts = np.asarray(store.offsets[:-1])[some], np.asarray(store.offsets[1:])[some] - 1
-    return int(store.times[firsts].min()), int(store.times[lasts].max())
+    """Return the first and the last time of a store."""
+    ranges = []
+    for first, last in store.user_blocks():
+        times = read_range(store.times, int(store.offsets[first]), int(store.offsets[last]))
+        if len(times):
+            ranges.append((int(times.min()), int(times.max())))
+    return min(low for low, _ in ranges), max(high for _, high in ranges)
 
 
 def _first_events(store: Store, cut: int) -> Int64Array:
