@@ -5,10 +5,10 @@ import typing
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from turbogr.config import Config, dump_config, load_config, parse, resolve
+from turbogr.config import Config, TrainConfig, dump_config, load_config, parse, resolve
 from turbogr.errors import UserError
 
 
@@ -143,6 +143,7 @@ def _configs():
 
 
 @given(_configs())
+@example(Config(train=TrainConfig(device="\x85\u2028é")))  # YAML folds such line breaks unless they are escaped
 def test_what_is_dumped_is_what_is_loaded(config):
     assert parse(Config, yaml.safe_load(dump_config(config)), "dump") == config
 

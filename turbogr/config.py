@@ -255,7 +255,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
 
 def dump_config(config: Config) -> str:
     """Return YAML from which `load_config` rebuilds the same config."""
-    return yaml.safe_dump(_plain(dataclasses.asdict(config)), sort_keys=False, allow_unicode=True)
+    return yaml.safe_dump(_plain(dataclasses.asdict(config)), sort_keys=False)
 
 
 def parse(cls: type[_T], tree: Mapping[str, Any], where: str) -> _T:
