@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
@@ -12,7 +12,9 @@ Given = TypeVar("Given")
 Result = TypeVar("Result")
 
 
-def ordered_map(function: Callable[[Given], Result], inputs: Iterable[Given], threads: int) -> Iterator[Result]:
+def ordered_map(
+    function: Callable[[Given], Result], inputs: Iterable[Given], threads: int
+) -> Generator[Result, None, None]:
     """Yield function(x) for every input in order, computing up to `threads` of them at a time.
 
     At most `threads` + 1 inputs are in flight, so a slow consumer stops the producer. An exception of the function is

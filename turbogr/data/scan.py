@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 from collections import Counter
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from turbogr.data.ids import DistinctIds, KeyCollision, KeyedIds
 from turbogr.data.ordered import ordered_map
 from turbogr.data.progress import Progress
 from turbogr.data.rows import RowParser, Rows, TextIdsFound
-from turbogr.data.sources.block import Block, Reader, ReadOptions
+from turbogr.data.sources.block import Reader, ReadOptions
 from turbogr.data.spill import Spill
 from turbogr.data.times import TimeForm, TimeFormChanged
 from turbogr.errors import UserError
@@ -107,6 +107,7 @@ def _scan_once(
     if form is not None and decimal_times:
         form = dataclasses.replace(form, kind="decimal", resolution="us")
     parser = dataclasses.replace(parser, time_form=form)
+    first_rows = parser.parse(first_block)  # alone: most inputs show their kind here, before more is read in vain
 
     names = [ACTION + name for name in reader.columns.actions]
     columns = {"user": np.int64, "item": np.int64, "time": np.int64, **dict.fromkeys(names, np.float64)}
@@ -114,10 +115,10 @@ def _scan_once(
     users, items = DistinctIds(), DistinctIds()
     actions = {name: ActionRange() for name in reader.columns.actions}
     result = Scan(spill, users.finish(), items.finish(), form, 0, Counter(), actions)
-    blocks: Iterator[Callable[[], Block]] = itertools.chain([lambda: first_block], tasks)
+    others = ordered_map(lambda task: parser.parse(task()), tasks, threads)
     try:
-        with progress.stage("reading", reader.size, reader.unit) as bar:
-            for rows in ordered_map(lambda task: parser.parse(task()), blocks, threads):
+        with contextlib.closing(others), progress.stage("reading", reader.size, reader.unit) as bar:
+            for rows in itertools.chain([first_rows], others):
                 users.add(rows.users)
                 items.add(rows.items)
                 _spill(rows, result)
