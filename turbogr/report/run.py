@@ -57,7 +57,7 @@ class Run:
             path=path,
             name=path.resolve().name,
             config=_read_config(path / "config.yaml"),
-            info=_read_info(path / "run.json"),
+            info={**(_read_optional(path / "environment.json", problems) or {}), **_read_info(path / "run.json")},
             train=_last_attempt(records, "train"),
             evals=_last_attempt(records, "eval"),
             evaluation=_read_optional(path / "evaluation.json", problems),
@@ -71,7 +71,7 @@ class Run:
         return values.get(name) if isinstance(values, Mapping) else None
 
     def part(self, section: str) -> Record:
-        """Return an object of run.json, empty when it is not there."""
+        """Return an object of run.json or environment.json, empty when it is not there."""
         values = self.info.get(section)
         return values if isinstance(values, dict) else {}
 

@@ -7,7 +7,6 @@ import datetime
 import fcntl
 import json
 import os
-import resource
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
@@ -23,8 +22,11 @@ from turbogr.config import Config, dump_config, load_config, resolve
 from turbogr.data.split import Split
 from turbogr.data.store import Store
 from turbogr.errors import UserError
+from turbogr.evaluate.evaluator import Interrupted
 from turbogr.files import replace_text
 from turbogr.train.checkpoint import read_run_record
+from turbogr.train.stopping import StopRequest
+from turbogr.train.summary import SUMMARY, write_summary
 from turbogr.train.trainer import Trainer, TrainResult, choose_device
 from turbogr.train.warm_start import WarmStart
 
@@ -68,8 +70,11 @@ def train(
     trainer = Trainer(config, store, run, device=device, gemm_peak=peak)
     if warm_start is not None:
         warm_start.apply(trainer.model, trainer.table)
-    record["machine"] = {**machine.machine_facts(), "device": str(device), "gemm_peak_flops": peak}
-    record["backends"] = {service.operator: service.backend for service in ops.services(device)}
+    environment = {
+        "versions": machine.versions(),
+        "machine": {**machine.machine_facts(), "device": str(device), "gemm_peak_flops": peak},
+        "backends": {service.operator: service.backend for service in ops.services(device)},
+    }
     record["model"] = {
         "name": config.model.name,
         "num_dense_parameters": trainer.model.num_parameters(),
@@ -78,16 +83,43 @@ def train(
     run.mkdir(parents=True, exist_ok=True)
     with _alone_in(run):
         replace_text(run / "config.yaml", dump_config(config))
+        replace_text(run / "environment.json", json.dumps(environment, indent=2) + "\n")
         _write_record(run, record, status="running")
         if exists:
             trainer.resume()
         _say_what_starts(trainer)
         try:
-            result = trainer.fit()
+            result = _train_and_summarise(trainer)
         except BaseException:
             _write_record(run, record, status="failed")
             raise
         _write_record(run, record, status=result.status)
+    return result
+
+
+def _train_and_summarise(trainer: Trainer) -> TrainResult:
+    """Train, and write the summary of a run that came to its end unless it is there already."""
+    summary = trainer.run / SUMMARY
+    before = trainer.progress.step
+    result = trainer.fit()
+    if result.step > before:
+        summary.unlink(missing_ok=True)
+    if result.status == "interrupted" or summary.exists():
+        return result
+    with StopRequest() as stop:
+        try:
+            write_summary(
+                trainer.run,
+                trainer.config,
+                trainer.store,
+                trainer.split,
+                trainer.progress,
+                status=result.status,
+                gemm_peak=trainer.gemm_peak,
+                should_stop=lambda: bool(stop),
+            )
+        except Interrupted:
+            return dataclasses.replace(result, status="interrupted", signal=stop.signal)
     return result
 
 
@@ -121,7 +153,7 @@ def _new_record(config: Config, store: Store, recipe: str | Path | Config) -> di
     manifest = store.manifest
     return {
         "turbogr": machine.versions()["turbogr"],
-        "command": shlex.join(["turbogr", *sys.argv[1:]]) if Path(sys.argv[0]).stem == "turbogr" else None,
+        "command": shlex.join(["turbogr", *sys.argv[1:]]) if _is_command_line() else None,
         "recipe": None if isinstance(recipe, Config) else str(recipe),
         "created": _now(),
         "finished": None,
@@ -134,8 +166,13 @@ def _new_record(config: Config, store: Store, recipe: str | Path | Config) -> di
             "num_items": manifest.num_items,
             "num_events": manifest.num_events,
         },
-        "versions": machine.versions(),
     }
+
+
+def _is_command_line() -> bool:
+    """Whether this process is `turbogr ...` or `python -m turbogr ...`, not somebody's program."""
+    program = Path(sys.argv[0])
+    return program.stem == "turbogr" or (program.name == "__main__.py" and program.parent.name == "turbogr")
 
 
 def _resumed_record(run: Path, config: Config, store: Store) -> dict[str, Any]:
@@ -187,8 +224,6 @@ def _say_what_starts(trainer: Trainer) -> None:
 def _write_record(run: Path, record: dict[str, Any], *, status: str) -> None:
     record["status"] = status
     record["finished"] = None if status == "running" else _now()
-    peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    record["peak_memory_bytes"] = peak_kib * (1 if sys.platform == "darwin" else 1024)
     replace_text(run / "run.json", json.dumps(record, indent=2) + "\n")
 
 

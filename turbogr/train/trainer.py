@@ -191,11 +191,14 @@ class Trainer:
         window.sequences += batch.num_sequences
         window.grad_norm = norm_value
         window.lr = optimizer.lr * factor
-        window.strict_flops += strict_flops(self.config.model, batch.items.lengths, self.config.loss.num_negatives)
-        window.nominal_flops += nominal_flops(self.config.model, batch.num_sequences)
+        strict = strict_flops(self.config.model, batch.items.lengths, self.config.loss.num_negatives)
+        nominal = nominal_flops(self.config.model, batch.num_sequences)
         seconds = time.perf_counter() - started
-        window.seconds += seconds
-        progress.seconds += seconds
+        for totals in (window, progress):
+            totals.strict_flops += strict
+            totals.nominal_flops += nominal
+            totals.seconds += seconds
+        progress.epochs = self.epoch()
 
     def _status(self, stop: StopRequest) -> Status | None:
         """Return how the run ends if it ends here, else None; a due evaluation comes first."""
@@ -239,6 +242,8 @@ class Trainer:
             batch_size=config.batch_size,
             should_stop=lambda: bool(stop),
         )
+        seconds = time.perf_counter() - started
+        progress.evaluation_seconds += seconds
         value = result.metrics[config.metric]
         better = progress.best_value is None or value > progress.best_value
         progress.stale_evaluations = 0 if better else progress.stale_evaluations + 1
@@ -254,7 +259,7 @@ class Trainer:
                 **result.metrics,
                 "num_users": result.num_users,
                 "elapsed": progress.seconds,
-                "evaluation_seconds": time.perf_counter() - started,
+                "evaluation_seconds": seconds,
             },
         )
         shown = [config.metric, *(name for name in ("hr@10", "ndcg@10", "mrr") if name != config.metric)]

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from turbogr import machine
+from turbogr.api import evaluate_run
+from turbogr.config import Config
+from turbogr.data.store import Store
+from turbogr.evaluate import evaluator
+from turbogr.train import summary
+from turbogr.train.run import train
+
+
+@pytest.fixture(autouse=True)
+def _no_gemm_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "gemm_peak", lambda *args, **kwargs: 1e11)
+
+
+def test_the_summary_tells_what_the_best_checkpoint_is_worth(config: Config, store: Store, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train(config, store.path, run)
+    found = json.loads((run / "summary.json").read_text())
+    measured = evaluate_run(run)
+    assert found["metrics"] == measured.metrics
+    assert found["baselines"] == measured.baselines
+    assert set(found["metrics"]) == {"hr@1", "hr@10", "ndcg@1", "ndcg@10", "mrr"}
+    assert (found["part"], found["status"], found["steps"], found["epochs"]) == ("test", "finished", 12, 3)
+    assert 0 < found["mfu_strict"] < found["mfu_nominal"]
+    assert found["tokens_per_second"] > 0 and found["wall_seconds"] > 0 and found["peak_memory_bytes"] > 2**20
+    environment = json.loads((run / "environment.json").read_text())
+    assert environment["machine"]["gemm_peak_flops"] == 1e11
+    assert set(environment) == {"versions", "machine", "backends"}
+
+
+def test_a_summary_of_fewer_steps_does_not_survive(config: Config, store: Store, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train(config, store.path, run)
+    before = (run / "summary.json").stat().st_mtime_ns
+    train(config, store.path, run, resume=True)
+    assert (run / "summary.json").stat().st_mtime_ns == before
+    longer = dataclasses.replace(config, train=dataclasses.replace(config.train, epochs=4))
+    train(longer, store.path, run, resume=True)
+    assert json.loads((run / "summary.json").read_text())["steps"] == 16
+
+
+def test_an_interrupted_summary_is_made_on_resume(
+    config: Config, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    with monkeypatch.context() as patch:
+
+        def interrupted(*args: object, **kwargs: object) -> None:
+            signal.raise_signal(signal.SIGTERM)
+            raise evaluator.Interrupted
+
+        patch.setattr(summary, "evaluate", interrupted)
+        result = train(config, store.path, run)
+    assert (result.status, result.signal) == ("interrupted", signal.SIGTERM)
+    assert not (run / "summary.json").exists()
+    assert train(config, store.path, run, resume=True).status == "finished"
+    assert (run / "summary.json").exists()

@@ -1,0 +1,83 @@
+"""The end of a run in one file: summary.json, what the best checkpoint is worth and what it cost."""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from turbogr.config import Config
+from turbogr.data.split import Split
+from turbogr.data.store import Store
+from turbogr.evaluate.evaluator import baseline_metrics, evaluate
+from turbogr.files import replace_text
+from turbogr.models.encoder import TableEncoder
+from turbogr.train.checkpoint import load_for_inference
+from turbogr.train.progress import Progress
+
+SUMMARY = "summary.json"
+
+
+def write_summary(
+    run: Path,
+    config: Config,
+    store: Store,
+    split: Split,
+    progress: Progress,
+    *,
+    status: str,
+    gemm_peak: float | None,
+    should_stop: Callable[[], bool],
+) -> dict[str, Any]:
+    """Measure the best checkpoint of a run on the test items, beside the baselines, and write summary.json.
+
+    Throughput and utilisation are means over all training steps, without evaluations; `wall_seconds` has both. MFU is
+    None where no peak was measured.
+
+    Raises:
+        Interrupted: `should_stop` returned True; nothing is written.
+    """
+    model, table, _, info = load_for_inference(run)
+    assert config.model.max_len is not None
+    options: dict[str, Any] = {"ks": config.evaluate.ks, "filter_seen": config.evaluate.filter_seen}
+    part = "test" if (split.test >= 0).any() else "valid"
+    result = evaluate(
+        TableEncoder(model, table),
+        store,
+        split,
+        part,
+        max_len=config.model.max_len,
+        batch_size=config.evaluate.batch_size,
+        should_stop=should_stop,
+        **options,
+    )
+    baselines = baseline_metrics(store, split, part, should_stop=should_stop, **options)
+    seconds = max(progress.seconds, 1e-9)
+    summary = {
+        "status": status,
+        "part": part,
+        "metrics": result.metrics,
+        "baselines": baselines,
+        "num_users": result.num_users,
+        "protocol": f"{result.protocol}; {info['which']} checkpoint, of step {info['step']:,}",
+        "step": info["step"],
+        "steps": progress.step,
+        "epochs": progress.epochs,
+        "tokens": progress.tokens,
+        "tokens_per_second": progress.tokens / seconds,
+        "mfu_strict": None if gemm_peak is None else progress.strict_flops / seconds / gemm_peak,
+        "mfu_nominal": None if gemm_peak is None else progress.nominal_flops / seconds / gemm_peak,
+        "peak_memory_bytes": peak_memory_bytes(),
+        "wall_seconds": progress.seconds + progress.evaluation_seconds,
+    }
+    replace_text(run / SUMMARY, json.dumps(summary, indent=2) + "\n")
+    return summary
+
+
+def peak_memory_bytes() -> int:
+    """The most memory that this process has held so far."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
