@@ -2,6 +2,7 @@
 //
 // A kind says what happens to one tile of scores. It has
 //   ForwardScratch, BackwardScratch   its own scratch, with layout(arena, shape, blocks) and layout(arena, shape, sums)
+//   begin(slots, scratch)             once per forward task: `slots` pairs of a block of rows and a head
 //   prepare(span, scratch)            once per tile, before its heads
 //   attend(span, shape, head, scratch)           forward of one head of one tile
 //   finish(span, shape, head, scratch)           once a block of rows has met all its keys
@@ -98,6 +99,7 @@ void forward_task(const AttentionTask& task, const Shape& shape, const Attention
     }
   }
   clear(scratch.outputs, blocks * task.heads * kBlock * width);
+  kind.begin(blocks * task.heads, scratch.kind);
   const auto head_of = [&](int64_t b, int64_t h) {
     const int64_t slot = b * task.heads + h;
     return ForwardHead{scratch.queries + slot * shape.d * kBlock,  scratch.keys + h * kBlock * dp,

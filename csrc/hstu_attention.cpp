@@ -41,6 +41,8 @@ struct Hstu {
     }
   };
 
+  void begin(int64_t, ForwardScratch&) const {}
+
   template <class Scratch>
   void prepare(const Span& s, Scratch& scratch) const {
     fill_bias(source, s.row, s.rows, range_of(source.query_times + s.row, s.rows), s.key, s.keys, s.offset, scratch.tile);

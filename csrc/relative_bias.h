@@ -194,16 +194,21 @@ TURBOGR_OUTLINE inline void fill_bias(const BiasSource& source, int64_t row, int
   }
 }
 
-// Sums of gradients while tiles come in: a tile adds up in float, a task in double.
+// Sums of gradients while tiles come in: up to kBand keys add up in float, then tiles in float, then a task in double, so
+// that long sums stay precise.
 struct BiasGradient {
   double* by_distance;   // [longest distance of the task + 1]
   double* by_bucket;     // [num_weights]
   float* tile_distance;  // [3 * kBlock]
+  float* band_bucket;    // [num_weights][kLanes]
   float* tile_bucket;    // [num_weights][kLanes]
   int64_t num_weights;
 
+  static constexpr int64_t kBand = 16;
+
   void layout(Arena& arena, int64_t num_time_weights) {
     tile_distance = arena.take<float>(3 * kBlock);
+    band_bucket = arena.take<float>(num_time_weights * kLanes);
     tile_bucket = arena.take<float>(num_time_weights * kLanes);
     num_weights = num_time_weights;
   }
@@ -228,20 +233,27 @@ TURBOGR_OUTLINE inline void add_by_distance(const float* scores, int64_t rows, i
 // The same by the buckets of the tile.
 TURBOGR_OUTLINE inline void add_by_bucket(const float* scores, const BiasTile& tile, int64_t rows, int64_t keys,
                                           int64_t place, const BiasGradient& into) {
-  const int64_t groups = ceil_div(rows, kGroup);
-  std::memset(into.tile_bucket, 0, static_cast<size_t>(into.num_weights * kLanes) * sizeof(float));
+  const int64_t groups = ceil_div(rows, kGroup), size = into.num_weights * kLanes;
+  std::memset(into.band_bucket, 0, static_cast<size_t>(size) * sizeof(float));
+  std::memset(into.tile_bucket, 0, static_cast<size_t>(size) * sizeof(float));
   for (int64_t c = 0; c < keys; ++c) {
     for (int64_t g = max_of(0, c - place) / kGroup; g < groups; ++g) {
       const float* gradient = scores + c * kBlock + g * kGroup;
       const uint16_t* bucket = tile.bucket + c * kBlock + g * kGroup;
       if (tile.uniform[c * kGroups + g]) {
-        float* sum = into.tile_bucket + int64_t(bucket[0]) * kLanes;
-        vf total = load(sum);
+        vf total{};
         for (int64_t r = 0; r < kGroup; r += kLanes) total += load(gradient + r);
-        store(sum, total);
+        float* sum = into.band_bucket + int64_t(bucket[0]) * kLanes;
+        store(sum, load(sum) + total);
         continue;
       }
-      for (int64_t r = 0; r < kGroup; ++r) into.tile_bucket[int64_t(bucket[r]) * kLanes + r % kLanes] += gradient[r];
+      for (int64_t r = 0; r < kGroup; ++r) into.band_bucket[int64_t(bucket[r]) * kLanes + r % kLanes] += gradient[r];
+    }
+    if (c % BiasGradient::kBand == BiasGradient::kBand - 1 || c == keys - 1) {
+      for (int64_t i = 0; i < size; i += kLanes) {
+        store(into.tile_bucket + i, load(into.tile_bucket + i) + load(into.band_bucket + i));
+        store(into.band_bucket + i, vf{});
+      }
     }
   }
   for (int64_t b = 0; b < into.num_weights; ++b) {

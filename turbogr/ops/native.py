@@ -131,6 +131,11 @@ def pointer(tensor: Tensor | None) -> int | None:
     return None if tensor is None else tensor.data_ptr()
 
 
+def packed_heads(x: Tensor) -> Tensor:
+    """The tensor [T, h, d] itself when each token's heads lie together, else a copy in which they do."""
+    return x if x.stride()[1:] == (x.shape[2], 1) else x.contiguous()
+
+
 def int64(index: Tensor) -> Tensor:
     """The index as the kernels read it: contiguous int64, copied only if it is not."""
     return index.to(torch.int64).contiguous()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from turbogr.ops import registry
+from turbogr.ops import native, registry
 from turbogr.ops.checks import check_offsets
-from turbogr.ops.jagged_attention import _check_qkv, reference
+from turbogr.ops.jagged_attention import _check_qkv, cpu_softmax, reference
 
 
 def softmax_attention(
@@ -25,3 +25,4 @@ def softmax_attention(
 
 
 registry.register_reference("softmax_attention", reference.softmax_attention)
+registry.register("softmax_attention", registry.Backend("cpu", cpu_softmax.softmax_attention, native.why_not))

@@ -1,4 +1,4 @@
-"""Jagged attention on compiled kernels: tiled, with a backward that recomputes the scores."""
+"""HSTU attention on compiled kernels: tiled, with a backward that recomputes the scores."""
 
 from __future__ import annotations
 
@@ -9,15 +9,10 @@ from torch import Tensor
 
 from turbogr.ops import native
 from turbogr.ops.jagged_attention.reference import bucket_boundaries
-from turbogr.ops.native import Kernel
+from turbogr.ops.native import Kernel, packed_heads
 
 _hstu_forward = Kernel("hstu_forward", "p" * 10 + "i" * 10)
 _hstu_backward = Kernel("hstu_backward", "p" * 15 + "i" * 12)
-
-
-def _packed(x: Tensor) -> Tensor:
-    """The tensor [T, h, d] itself when each token's heads lie together, else a copy in which they do."""
-    return x if x.stride()[1:] == (x.shape[2], 1) else x.contiguous()
 
 
 def _hstu(
@@ -31,7 +26,7 @@ def _hstu(
     time_weight: Tensor,
     max_len: int,
 ) -> Tensor:
-    q, k, v = _packed(q), _packed(k), _packed(v)
+    q, k, v = packed_heads(q), packed_heads(k), packed_heads(v)
     offsets, query_times, key_times = offsets.contiguous(), query_times.contiguous(), key_times.contiguous()
     position_weight, time_weight = position_weight.contiguous(), time_weight.contiguous()
     boundaries = bucket_boundaries(time_weight.numel() - 1)
@@ -75,7 +70,7 @@ def _hstu_gradients(
     max_len: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     grad = grad.contiguous()
-    q, k, v = _packed(q), _packed(k), _packed(v)
+    q, k, v = packed_heads(q), packed_heads(k), packed_heads(v)
     offsets, query_times, key_times = offsets.contiguous(), query_times.contiguous(), key_times.contiguous()
     position_weight, time_weight = position_weight.contiguous(), time_weight.contiguous()
     boundaries = bucket_boundaries(time_weight.numel() - 1)

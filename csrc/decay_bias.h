@@ -1,0 +1,77 @@
+// The functional time channel: a * gamma^(x^beta), x = (1 + |difference in seconds|) in days, and its gradients.
+#pragma once
+
+#include <cmath>
+
+#include "relative_bias.h"
+
+namespace turbogr {
+namespace TURBOGR_ISA {
+
+struct Decay {
+  float amplitude, exponent, base;
+};
+
+constexpr int64_t kDecaySums = 3;  // gradients of amplitude, exponent and base
+
+// What a tile keeps for the gradients: x^beta and ln x of every pair.
+struct DecayTile {
+  float *power, *log_days;  // [kBlock][kBlock]
+  float* seconds;           // [kBlock], of one key
+
+  void layout(Arena& arena) {
+    power = arena.take<float>(kBlock * kBlock);
+    log_days = arena.take<float>(kBlock * kBlock);
+    seconds = arena.take<float>(kBlock);
+  }
+};
+
+// weights[key][row] of a tile; rows beyond the last repeat it.
+TURBOGR_OUTLINE inline void fill_decay(const Decay& decay, const int64_t* row_times, int64_t rows, const int64_t* key_times,
+                                       int64_t keys, int64_t place, const DecayTile& tile, float* weights) {
+  const float log_base = std::log(decay.base);
+  for (int64_t c = 0; c < keys; ++c) {
+    const int64_t first = max_of(0, c - place) / kLanes * kLanes;
+    for (int64_t r = first; r < round_up(rows, kGroup); ++r) {
+      const uint64_t difference =
+          static_cast<uint64_t>(row_times[min_of(r, rows - 1)]) - static_cast<uint64_t>(key_times[c]);
+      const uint64_t distance = static_cast<int64_t>(difference) < 0 ? 0 - difference : difference;
+      tile.seconds[r] = static_cast<float>(static_cast<int64_t>(distance + 1));
+    }
+    for (int64_t r = first; r < round_up(rows, kGroup); r += kLanes) {
+      const int64_t at = c * kBlock + r;
+      const vf log_days = log_of(load(tile.seconds + r) * (1.0f / 86400.0f));
+      const vf power = exp_of(log_days * decay.exponent);
+      store(tile.log_days + at, log_days);
+      store(tile.power + at, power);
+      store(weights + at, exp_of(power * log_base) * decay.amplitude);
+    }
+  }
+}
+
+// Adds the gradients of amplitude, exponent and base from those of a tile's weights (zeros where there is no pair).
+TURBOGR_OUTLINE inline void add_decay_gradient(const Decay& decay, const float* grad_weights, const DecayTile& tile,
+                                               int64_t rows, int64_t keys, int64_t place, double* sums) {
+  const float log_base = std::log(decay.base);
+  vf amplitude{}, exponent{}, base{};
+  for (int64_t c = 0; c < keys; ++c) {
+    vf key_amplitude{}, key_exponent{}, key_base{};  // sums in two stages, which keeps them precise
+    for (int64_t r = max_of(0, c - place) / kLanes * kLanes; r < round_up(rows, kGroup); r += kLanes) {
+      const int64_t at = c * kBlock + r;
+      const vf power = load(tile.power + at);
+      const vf by_amplitude = load(grad_weights + at) * exp_of(power * log_base);
+      key_amplitude += by_amplitude;
+      key_base += by_amplitude * power;
+      key_exponent += by_amplitude * power * load(tile.log_days + at);
+    }
+    amplitude += key_amplitude;
+    exponent += key_exponent;
+    base += key_base;
+  }
+  sums[0] += static_cast<double>(sum(amplitude));
+  sums[1] += static_cast<double>(sum(exponent)) * decay.amplitude * log_base;
+  sums[2] += static_cast<double>(sum(base)) * decay.amplitude / decay.base;
+}
+
+}  // namespace TURBOGR_ISA
+}  // namespace turbogr

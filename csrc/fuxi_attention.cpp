@@ -1,0 +1,196 @@
+// FuXi's attention: channels of position, time and content, each a causal weighted sum of the same values.
+//
+// Weights of position and time are the same for all heads: a tile of each is made once and used by every head of the
+// group. The time channel is a table over buckets or a decaying function; content is SiLU(q . k) / max_len, if there.
+
+#include "attention.h"
+#include "decay_bias.h"
+#include "relative_bias.h"
+#include "silu_scores.h"
+
+namespace turbogr {
+namespace TURBOGR_ISA {
+namespace {
+
+struct Fuxi {
+  BiasSource times;          // by_distance holds zeros: the bias is the weight of time alone
+  const float* by_distance;  // weight of position
+  const Decay* decay;        // null: time_weight is a table over buckets
+  float scale;
+  bool content;
+  int64_t num_time_weights = 0;
+  double* sums_by_distance = nullptr;
+  double* sums_by_time = nullptr;
+
+  struct Tiles {
+    BiasTile time;
+    DecayTile decay;
+    float *position, *scores;
+
+    void layout(Arena& arena) {
+      time.layout(arena);
+      decay.layout(arena);
+      position = arena.take<float>(kBlock * kBlock);
+      scores = arena.take<float>(kBlock * kBlock);
+    }
+  };
+
+  struct ForwardScratch {
+    Tiles tiles;
+    void layout(Arena& arena, const Shape&, int64_t) { tiles.layout(arena); }
+  };
+
+  struct BackwardScratch {
+    Tiles tiles;
+    BiasGradient bias;
+    float *grad_scores, *grad_position, *grad_time;
+
+    void layout(Arena& arena, const Shape&, int64_t num_weights) {
+      tiles.layout(arena);
+      bias.layout(arena, num_weights);
+      grad_scores = arena.take<float>(kBlock * kBlock);
+      grad_position = arena.take<float>(kBlock * kBlock);
+      grad_time = arena.take<float>(kBlock * kBlock);
+    }
+  };
+
+  void begin(int64_t, ForwardScratch&) const {}
+
+  template <class Scratch>
+  void prepare(const Span& s, Scratch& scratch) const {
+    Tiles& tiles = scratch.tiles;
+    for (int64_t c = 0; c < s.keys; ++c) {
+      for (int64_t r = 0; r < s.rows_padded; r += kLanes) {
+        store(tiles.position + c * kBlock + r, load(by_distance + s.offset + r - c));
+      }
+    }
+    clear_unseen(s.keys, tiles.position, s.offset);
+    if (decay != nullptr) {
+      fill_decay(*decay, times.query_times + s.row, s.rows, times.key_times + s.key, s.keys, s.offset, tiles.decay,
+                 tiles.time.bias);
+    } else {
+      fill_bias(times, s.row, s.rows, range_of(times.query_times + s.row, s.rows), s.key, s.keys, s.offset, tiles.time);
+    }
+    clear_unseen(s.keys, tiles.time.bias, s.offset);
+  }
+
+  void attend(const Span& s, const Shape& shape, const ForwardHead& head, ForwardScratch& scratch) const {
+    const Tiles& tiles = scratch.tiles;
+    const int64_t ep = shape.e_padded, ld = shape.channels * ep;
+    tile_add_by_row(s.keys, s.rows, ep, tiles.position, head.values, ep, head.outputs, ld, s.offset);
+    tile_add_by_row(s.keys, s.rows, ep, tiles.time.bias, head.values, ep, head.outputs + ep, ld, s.offset);
+    if (!content) return;
+    tile_scores(s.keys, s.rows_padded, shape.d, head.keys, shape.d_padded, head.queries_turned, nullptr, tiles.scores,
+                s.offset);
+    silu_scores(tiles.scores, scale, s.keys, s.rows_padded, s.offset);
+    tile_add_by_row(s.keys, s.rows, ep, tiles.scores, head.values, ep, head.outputs + 2 * ep, ld, s.offset);
+  }
+
+  void finish(const Span&, const Shape&, const ForwardHead&, ForwardScratch&) const {}
+
+  float grad_scale(int64_t channel) const { return channel == 2 ? scale : 1.0f; }
+  int64_t num_sums() const { return num_time_weights; }
+
+  void begin_task(const AttentionTask& task, int64_t number, BackwardScratch& scratch) const {
+    scratch.bias.by_distance = sums_by_distance + task.distances;
+    scratch.bias.by_bucket = sums_by_time + number * num_time_weights;
+    std::memset(scratch.bias.by_distance, 0, static_cast<size_t>(task.length - task.begin) * sizeof(double));
+    std::memset(scratch.bias.by_bucket, 0, static_cast<size_t>(num_time_weights) * sizeof(double));
+  }
+
+  void begin_rows(const Span&, const Shape&, BackwardScratch&, int64_t, int64_t) const {}
+
+  void attend_backward(const Span& s, const Shape& shape, const BackwardHead& head, BackwardScratch& scratch) const {
+    const Tiles& tiles = scratch.tiles;
+    const int64_t dp = shape.d_padded, ep = shape.e_padded, ld = shape.channels * ep, turned = shape.e * kBlock;
+    // Gradients of the shared weights add up over the heads.
+    const bool first = head.slot == 0;
+    tile_scores(s.keys, s.rows_padded, shape.e, head.values, ep, head.grads_turned, first ? nullptr : scratch.grad_position,
+                scratch.grad_position, s.offset);
+    tile_scores(s.keys, s.rows_padded, shape.e, head.values, ep, head.grads_turned + turned,
+                first ? nullptr : scratch.grad_time, scratch.grad_time, s.offset);
+    tile_add_by_key(s.keys, s.rows, ep, tiles.position, head.grads, ld, head.grad_values, ep, s.offset);
+    tile_add_by_key(s.keys, s.rows, ep, tiles.time.bias, head.grads + ep, ld, head.grad_values, ep, s.offset);
+    if (!content) return;
+    tile_scores(s.keys, s.rows_padded, shape.d, head.keys, dp, head.queries_turned, nullptr, tiles.scores, s.offset);
+    tile_scores(s.keys, s.rows_padded, shape.e, head.values, ep, head.grads_turned + 2 * turned, nullptr,
+                scratch.grad_scores, s.offset);
+    silu_scores_backward(tiles.scores, scratch.grad_scores, nullptr, s.keys, s.rows_padded, s.offset);
+    tile_add_by_key(s.keys, s.rows, ep, tiles.scores, head.grads + 2 * ep, ld, head.grad_values, ep, s.offset);
+    tile_add_by_key(s.keys, s.rows, dp, scratch.grad_scores, head.queries, dp, head.grad_keys, dp, s.offset);
+    tile_add_by_row(s.keys, s.rows, dp, scratch.grad_scores, head.keys, dp, head.grad_queries, dp, s.offset);
+  }
+
+  void finish_tile(const Span& s, BackwardScratch& scratch) const {
+    clear_unseen(s.keys, scratch.grad_position, s.offset);
+    clear_unseen(s.keys, scratch.grad_time, s.offset);
+    add_by_distance(scratch.grad_position, s.rows, s.keys, s.offset, scratch.bias);
+    if (decay != nullptr) {
+      add_decay_gradient(*decay, scratch.grad_time, scratch.tiles.decay, s.rows, s.keys, s.offset, scratch.bias.by_bucket);
+    } else {
+      add_by_bucket(scratch.grad_time, scratch.tiles.time, s.rows, s.keys, s.offset, scratch.bias);
+    }
+  }
+};
+
+}  // namespace
+
+// `functional`: time_weight holds amplitude, exponent and base. Null q and k, with d = 0, leave content out.
+TURBOGR_KERNEL(fuxi_forward)
+(const float* q, const float* k, const float* v, const int64_t* offsets, const int64_t* query_times,
+ const int64_t* key_times, const float* position_weight, const float* time_weight, const int64_t* boundaries, float* out,
+ int64_t num_sequences, int64_t num_tokens, int64_t heads, int64_t d, int64_t e, int64_t q_stride, int64_t k_stride,
+ int64_t v_stride, int64_t max_len, int64_t num_time_weights, int64_t functional) {
+  const bool content = q != nullptr;
+  const Shape shape(heads, d, e, content ? 3 : 2);
+  const AttentionPlan plan(offsets, num_sequences, num_tokens, heads, shape.group, shape.rows_per_task());
+  ByDistance by_distance(position_weight, max_len), zeros(nullptr, max_len);
+  if (!plan || !by_distance || !zeros) return kOutOfMemory;
+  const TimeBuckets buckets(boundaries, functional != 0 ? 0 : num_time_weights - 1);
+  const Decay decay{time_weight[0], functional != 0 ? time_weight[1] : 0.0f, functional != 0 ? time_weight[2] : 1.0f};
+  const AttentionInputs in{q, k, v, q_stride, k_stride, v_stride};
+  const Fuxi kind{{query_times, key_times, zeros.data(), time_weight, &buckets},
+                  by_distance.data(),
+                  functional != 0 ? &decay : nullptr,
+                  1.0f / static_cast<float>(max_len),
+                  content};
+  parallel_tasks(plan.size(), [&](int64_t i) { forward_task(plan[i], shape, in, kind, out); });
+  return kOk;
+}
+
+TURBOGR_KERNEL(fuxi_backward)
+(const float* grad_out, const float* q, const float* k, const float* v, const int64_t* offsets,
+ const int64_t* query_times, const int64_t* key_times, const float* position_weight, const float* time_weight,
+ const int64_t* boundaries, float* grad_q, float* grad_k, float* grad_v, float* grad_position_weight,
+ float* grad_time_weight, int64_t num_sequences, int64_t heads, int64_t d, int64_t e, int64_t q_stride, int64_t k_stride,
+ int64_t v_stride, int64_t max_len, int64_t num_time_weights, int64_t functional) {
+  const bool content = q != nullptr;
+  const Shape shape(heads, d, e, content ? 3 : 2);
+  const AttentionPlan plan(offsets, num_sequences, heads, shape.group);
+  ByDistance by_distance(position_weight, max_len), zeros(nullptr, max_len);
+  if (!plan || !by_distance || !zeros) return kOutOfMemory;
+  Buffer<float> partial_q(content ? plan.partial_rows * heads * d : 0);
+  Buffer<double> sums_by_distance(plan.distances);
+  Buffer<double> sums_by_time(plan.size() * num_time_weights);
+  if (!partial_q || !sums_by_distance || !sums_by_time) return kOutOfMemory;
+  const TimeBuckets buckets(boundaries, functional != 0 ? 0 : num_time_weights - 1);
+  const Decay decay{time_weight[0], functional != 0 ? time_weight[1] : 0.0f, functional != 0 ? time_weight[2] : 1.0f};
+  const AttentionInputs in{q, k, v, q_stride, k_stride, v_stride};
+  const AttentionGradients grads{grad_out, grad_q, grad_k, grad_v, heads * d, heads * d, heads * e, partial_q.data()};
+  const Fuxi kind{{query_times, key_times, zeros.data(), time_weight, &buckets},
+                  by_distance.data(),
+                  functional != 0 ? &decay : nullptr,
+                  1.0f / static_cast<float>(max_len),
+                  content,
+                  num_time_weights,
+                  sums_by_distance.data(),
+                  sums_by_time.data()};
+  parallel_tasks(plan.size(), [&](int64_t i) { backward_task(plan[i], i, shape, in, grads, kind); });
+  if (content) add_partial_queries(plan, shape, grads);
+  reduce_by_distance(plan, sums_by_distance.data(), max_len, grad_position_weight);
+  reduce_tasks(plan, sums_by_time.data(), num_time_weights, grad_time_weight);
+  return kOk;
+}
+
+}  // namespace TURBOGR_ISA
+}  // namespace turbogr
