@@ -28,8 +28,13 @@ struct Shape {
   int64_t group;               // heads that are taken together, to share what does not depend on the head
 
   Shape(int64_t num_heads, int64_t qk, int64_t v, int64_t num_channels = 1)
-      : heads(num_heads), d(qk), e(v), channels(num_channels), d_padded(round_up(qk, kLanes)),
-        e_padded(round_up(v, kLanes)), group(heads_together(num_heads, qk + v * num_channels)) {}
+      : heads(num_heads),
+        d(qk),
+        e(v),
+        channels(num_channels),
+        d_padded(round_up(qk, kLanes)),
+        e_padded(round_up(v, kLanes)),
+        group(heads_together(num_heads, qk + v * num_channels)) {}
 
   int64_t rows_per_task() const { return max_of(1, 65536 / (kBlock * group * (d + channels * e))) * kBlock; }
   int64_t out_stride() const { return heads * channels * e; }
@@ -46,13 +51,17 @@ struct Span {
   int64_t row, rows, rows_padded, key, keys, offset;
 
   Span(const AttentionTask& task, int64_t first_row, int64_t first_key, int64_t key_end)
-      : row(task.start + first_row), rows(min_of(kBlock, task.length - first_row)), rows_padded(round_up(rows, kGroup)),
-        key(task.start + first_key), keys(min_of(kBlock, key_end - first_key)), offset(first_row - first_key) {}
+      : row(task.start + first_row),
+        rows(min_of(kBlock, task.length - first_row)),
+        rows_padded(round_up(rows, kGroup)),
+        key(task.start + first_key),
+        keys(min_of(kBlock, key_end - first_key)),
+        offset(first_row - first_key) {}
 };
 
 struct ForwardHead {
   const float *queries_turned, *keys, *values;
-  float* outputs;    // [kBlock][channels * e_padded]
+  float* outputs;      // [kBlock][channels * e_padded]
   int64_t head, slot;  // number of the head; place of (block, head) among those of the task
 };
 
@@ -65,7 +74,8 @@ struct BackwardHead {
 
 inline void write_rows(const float* from, int64_t ld, int64_t rows, int64_t columns, float* to, int64_t stride) {
   for (int64_t r = 0; r < rows; ++r) {
-    for_vectors(columns, [&](int64_t c, int count) { store_some(to + r * stride + c, load(from + r * ld + c), count); });
+    for_vectors(columns,
+                [&](int64_t c, int count) { store_some(to + r * stride + c, load(from + r * ld + c), count); });
   }
 }
 
@@ -87,7 +97,8 @@ struct ForwardScratchOf {
 };
 
 template <class Kind>
-void forward_task(const AttentionTask& task, const Shape& shape, const AttentionInputs& in, const Kind& kind, float* out) {
+void forward_task(const AttentionTask& task, const Shape& shape, const AttentionInputs& in, const Kind& kind,
+                  float* out) {
   ForwardScratchOf<Kind> scratch = take_scratch<ForwardScratchOf<Kind>>(shape);
   const int64_t blocks = ceil_div(task.end - task.begin, kBlock);
   const int64_t dp = shape.d_padded, ep = shape.e_padded, width = shape.channels * ep;
@@ -102,9 +113,12 @@ void forward_task(const AttentionTask& task, const Shape& shape, const Attention
   kind.begin(blocks * task.heads, scratch.kind);
   const auto head_of = [&](int64_t b, int64_t h) {
     const int64_t slot = b * task.heads + h;
-    return ForwardHead{scratch.queries + slot * shape.d * kBlock,  scratch.keys + h * kBlock * dp,
-                       scratch.values + h * kBlock * ep,           scratch.outputs + slot * kBlock * width,
-                       task.head + h,                              slot};
+    return ForwardHead{scratch.queries + slot * shape.d * kBlock,
+                       scratch.keys + h * kBlock * dp,
+                       scratch.values + h * kBlock * ep,
+                       scratch.outputs + slot * kBlock * width,
+                       task.head + h,
+                       slot};
   };
   for (int64_t key = 0; key < task.end; key += kBlock) {
     const int64_t keys = min_of(kBlock, task.end - key), keys_padded = round_up(keys, kTileRows);
@@ -179,8 +193,8 @@ void backward_rows(const AttentionTask& task, const Shape& shape, const Attentio
     for (int64_t c = 0; c < shape.channels; ++c) {
       const float* g = grads.out + block.row * shape.out_stride() + ((task.head + h) * shape.channels + c) * shape.e;
       const float scale = kind.grad_scale(c);
-      pack_rows(g, shape.out_stride(), block.rows, shape.e, scale, scratch.grads + h * kBlock * width + c * ep, block.rows,
-                width);
+      pack_rows(g, shape.out_stride(), block.rows, shape.e, scale, scratch.grads + h * kBlock * width + c * ep,
+                block.rows, width);
       pack_transposed(g, shape.out_stride(), block.rows, shape.e, scale,
                       scratch.grads_turned + (h * shape.channels + c) * shape.e * kBlock);
     }
@@ -192,16 +206,12 @@ void backward_rows(const AttentionTask& task, const Shape& shape, const Attentio
     const int64_t at = key - task.begin;
     kind.prepare(span, scratch.kind);
     for (int64_t h = 0; h < task.heads; ++h) {
-      const BackwardHead head{scratch.queries + h * kBlock * dp,
-                              scratch.queries_turned + h * kBlock * shape.d,
-                              scratch.keys + (h * range + at) * dp,
-                              scratch.values + (h * range + at) * ep,
-                              scratch.grads + h * kBlock * width,
-                              scratch.grads_turned + h * kBlock * shape.channels * shape.e,
-                              scratch.grad_queries + h * kBlock * dp,
-                              scratch.grad_keys + (h * range + at) * dp,
-                              scratch.grad_values + (h * range + at) * ep,
-                              h};
+      const BackwardHead head{
+          scratch.queries + h * kBlock * dp,           scratch.queries_turned + h * kBlock * shape.d,
+          scratch.keys + (h * range + at) * dp,        scratch.values + (h * range + at) * ep,
+          scratch.grads + h * kBlock * width,          scratch.grads_turned + h * kBlock * shape.channels * shape.e,
+          scratch.grad_queries + h * kBlock * dp,      scratch.grad_keys + (h * range + at) * dp,
+          scratch.grad_values + (h * range + at) * ep, h};
       kind.attend_backward(span, shape, head, scratch.kind);
     }
     kind.finish_tile(span, scratch.kind);

@@ -1,8 +1,9 @@
 // How jagged attention is cut into tasks: a function of the lengths alone, so that results do not depend on threads.
 //
-// Forward: a task is a range of rows of a sequence. Backward: a task is a range of keys, so that it owns their gradients; the
-// gradients of rows that several ranges see are added up afterwards in the order of the ranges. A batch of many sequences
-// gives enough tasks with one range each; a long sequence among short ones is cut into up to kMaxRanges.
+// Forward: a task is a range of rows of a sequence. Backward: a task is a range of keys, so that it owns their
+// gradients; the gradients of rows that several ranges see are added up afterwards in the order of the ranges. A batch
+// of many sequences gives enough tasks with one range each; a long sequence among short ones is cut into up to
+// kMaxRanges.
 #pragma once
 
 #include "tile_gemm.h"
@@ -74,8 +75,8 @@ class AttentionPlan {
         const int64_t end = min_of(length, begin + per_range);
         const double work = square(length - begin) - square(length - end);
         for (int64_t head = 0; head < heads; head += group) {
-          tasks_[count_++] = {offsets[s], length,    begin,        end, head, min_of(group, heads - head), range,
-                              ranges,     distances, partial_rows, work};
+          tasks_[count_++] = {offsets[s], length, begin,     end,          head, min_of(group, heads - head),
+                              range,      ranges, distances, partial_rows, work};
           distances += length - begin;
         }
         if (range > 0) partial_rows += length - begin;

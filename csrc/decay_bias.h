@@ -27,8 +27,9 @@ struct DecayTile {
 };
 
 // weights[key][row] of a tile; rows beyond the last repeat it.
-TURBOGR_OUTLINE inline void fill_decay(const Decay& decay, const int64_t* row_times, int64_t rows, const int64_t* key_times,
-                                       int64_t keys, int64_t place, const DecayTile& tile, float* weights) {
+TURBOGR_OUTLINE inline void fill_decay(const Decay& decay, const int64_t* row_times, int64_t rows,
+                                       const int64_t* key_times, int64_t keys, int64_t place, const DecayTile& tile,
+                                       float* weights) {
   const float log_base = std::log(decay.base);
   for (int64_t c = 0; c < keys; ++c) {
     const int64_t first = max_of(0, c - place) / kLanes * kLanes;

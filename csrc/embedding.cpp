@@ -69,8 +69,8 @@ TURBOGR_KERNEL(embed_backward)
       !sum_tokens_by_row(grad, index, num_tokens, width, scale, dropout, keys, num_rows, grad_rows)) {
     return kOutOfMemory;
   }
-  if (grad_position_rows != nullptr && !sum_tokens_by_row(grad, positions, num_tokens, width, 1.0f, dropout, keys,
-                                                          num_positions, grad_position_rows)) {
+  if (grad_position_rows != nullptr &&
+      !sum_tokens_by_row(grad, positions, num_tokens, width, 1.0f, dropout, keys, num_positions, grad_position_rows)) {
     return kOutOfMemory;
   }
   return kOk;

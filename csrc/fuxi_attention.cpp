@@ -105,8 +105,8 @@ struct Fuxi {
     const int64_t dp = shape.d_padded, ep = shape.e_padded, ld = shape.channels * ep, turned = shape.e * kBlock;
     // Gradients of the shared weights add up over the heads.
     const bool first = head.slot == 0;
-    tile_scores(s.keys, s.rows_padded, shape.e, head.values, ep, head.grads_turned, first ? nullptr : scratch.grad_position,
-                scratch.grad_position, s.offset);
+    tile_scores(s.keys, s.rows_padded, shape.e, head.values, ep, head.grads_turned,
+                first ? nullptr : scratch.grad_position, scratch.grad_position, s.offset);
     tile_scores(s.keys, s.rows_padded, shape.e, head.values, ep, head.grads_turned + turned,
                 first ? nullptr : scratch.grad_time, scratch.grad_time, s.offset);
     tile_add_by_key(s.keys, s.rows, ep, tiles.position, head.grads, ld, head.grad_values, ep, s.offset);
@@ -126,7 +126,8 @@ struct Fuxi {
     clear_unseen(s.keys, scratch.grad_time, s.offset);
     add_by_distance(scratch.grad_position, s.rows, s.keys, s.offset, scratch.bias);
     if (decay != nullptr) {
-      add_decay_gradient(*decay, scratch.grad_time, scratch.tiles.decay, s.rows, s.keys, s.offset, scratch.bias.by_bucket);
+      add_decay_gradient(*decay, scratch.grad_time, scratch.tiles.decay, s.rows, s.keys, s.offset,
+                         scratch.bias.by_bucket);
     } else {
       add_by_bucket(scratch.grad_time, scratch.tiles.time, s.rows, s.keys, s.offset, scratch.bias);
     }
@@ -138,9 +139,9 @@ struct Fuxi {
 // `functional`: time_weight holds amplitude, exponent and base. Null q and k, with d = 0, leave content out.
 TURBOGR_KERNEL(fuxi_forward)
 (const float* q, const float* k, const float* v, const int64_t* offsets, const int64_t* query_times,
- const int64_t* key_times, const float* position_weight, const float* time_weight, const int64_t* boundaries, float* out,
- int64_t num_sequences, int64_t num_tokens, int64_t heads, int64_t d, int64_t e, int64_t q_stride, int64_t k_stride,
- int64_t v_stride, int64_t max_len, int64_t num_time_weights, int64_t functional) {
+ const int64_t* key_times, const float* position_weight, const float* time_weight, const int64_t* boundaries,
+ float* out, int64_t num_sequences, int64_t num_tokens, int64_t heads, int64_t d, int64_t e, int64_t q_stride,
+ int64_t k_stride, int64_t v_stride, int64_t max_len, int64_t num_time_weights, int64_t functional) {
   const bool content = q != nullptr;
   const Shape shape(heads, d, e, content ? 3 : 2);
   const AttentionPlan plan(offsets, num_sequences, num_tokens, heads, shape.group, shape.rows_per_task());
@@ -162,8 +163,8 @@ TURBOGR_KERNEL(fuxi_backward)
 (const float* grad_out, const float* q, const float* k, const float* v, const int64_t* offsets,
  const int64_t* query_times, const int64_t* key_times, const float* position_weight, const float* time_weight,
  const int64_t* boundaries, float* grad_q, float* grad_k, float* grad_v, float* grad_position_weight,
- float* grad_time_weight, int64_t num_sequences, int64_t heads, int64_t d, int64_t e, int64_t q_stride, int64_t k_stride,
- int64_t v_stride, int64_t max_len, int64_t num_time_weights, int64_t functional) {
+ float* grad_time_weight, int64_t num_sequences, int64_t heads, int64_t d, int64_t e, int64_t q_stride,
+ int64_t k_stride, int64_t v_stride, int64_t max_len, int64_t num_time_weights, int64_t functional) {
   const bool content = q != nullptr;
   const Shape shape(heads, d, e, content ? 3 : 2);
   const AttentionPlan plan(offsets, num_sequences, heads, shape.group);

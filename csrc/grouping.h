@@ -1,4 +1,5 @@
-// Groups n things by row: a stable counting sort that runs in parallel and gives the same order for any number of threads.
+// Groups n things by row: a stable counting sort that runs in parallel and gives the same order for any number of
+// threads.
 #pragma once
 
 #include "runtime.h"
@@ -6,8 +7,8 @@
 namespace turbogr {
 namespace TURBOGR_ISA {
 
-// Fills `starts` [num_rows + 1] and `order` [n] so that order[starts[r]] ... order[starts[r + 1] - 1] are, rising, the i
-// with row_of(i) == r. Needs n < 2^32 and rows in range; false when memory runs out.
+// Fills `starts` [num_rows + 1] and `order` [n] so that order[starts[r]] ... order[starts[r + 1] - 1] are, rising, the
+// i with row_of(i) == r. Needs n < 2^32 and rows in range; false when memory runs out.
 template <class RowOf>
 bool group_by_row(int64_t n, int64_t num_rows, RowOf&& row_of, uint32_t* starts, uint32_t* order) {
   constexpr int64_t kChunk = 65536;

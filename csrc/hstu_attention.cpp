@@ -45,7 +45,8 @@ struct Hstu {
 
   template <class Scratch>
   void prepare(const Span& s, Scratch& scratch) const {
-    fill_bias(source, s.row, s.rows, range_of(source.query_times + s.row, s.rows), s.key, s.keys, s.offset, scratch.tile);
+    fill_bias(source, s.row, s.rows, range_of(source.query_times + s.row, s.rows), s.key, s.keys, s.offset,
+              scratch.tile);
   }
 
   void attend(const Span& s, const Shape& shape, const ForwardHead& head, ForwardScratch& scratch) const {
@@ -75,7 +76,8 @@ struct Hstu {
     if (head.slot == 0) clear(scratch.total, kBlock * kBlock);
     tile_scores(s.keys, s.rows_padded, shape.d, head.keys, dp, head.queries_turned, scratch.tile.bias, scratch.scores,
                 s.offset);
-    tile_scores(s.keys, s.rows_padded, shape.e, head.values, ep, head.grads_turned, nullptr, scratch.grad_scores, s.offset);
+    tile_scores(s.keys, s.rows_padded, shape.e, head.values, ep, head.grads_turned, nullptr, scratch.grad_scores,
+                s.offset);
     silu_scores_backward(scratch.scores, scratch.grad_scores, scratch.total, s.keys, s.rows_padded, s.offset);
     tile_add_by_key(s.keys, s.rows, ep, scratch.scores, head.grads, ep, head.grad_values, ep, s.offset);
     tile_add_by_key(s.keys, s.rows, dp, scratch.grad_scores, head.queries, dp, head.grad_keys, dp, s.offset);
@@ -92,16 +94,17 @@ struct Hstu {
 
 TURBOGR_KERNEL(hstu_forward)
 (const float* q, const float* k, const float* v, const int64_t* offsets, const int64_t* query_times,
- const int64_t* key_times, const float* position_weight, const float* time_weight, const int64_t* boundaries, float* out,
- int64_t num_sequences, int64_t num_tokens, int64_t heads, int64_t d, int64_t e, int64_t q_stride, int64_t k_stride,
- int64_t v_stride, int64_t max_len, int64_t num_time_weights) {
+ const int64_t* key_times, const float* position_weight, const float* time_weight, const int64_t* boundaries,
+ float* out, int64_t num_sequences, int64_t num_tokens, int64_t heads, int64_t d, int64_t e, int64_t q_stride,
+ int64_t k_stride, int64_t v_stride, int64_t max_len, int64_t num_time_weights) {
   const Shape shape(heads, d, e);
   const AttentionPlan plan(offsets, num_sequences, num_tokens, heads, shape.group, shape.rows_per_task());
   ByDistance by_distance(position_weight, max_len);
   if (!plan || !by_distance) return kOutOfMemory;
   const TimeBuckets buckets(boundaries, num_time_weights - 1);
   const AttentionInputs in{q, k, v, q_stride, k_stride, v_stride};
-  const Hstu kind{{query_times, key_times, by_distance.data(), time_weight, &buckets}, 1.0f / static_cast<float>(max_len)};
+  const Hstu kind{{query_times, key_times, by_distance.data(), time_weight, &buckets},
+                  1.0f / static_cast<float>(max_len)};
   parallel_tasks(plan.size(), [&](int64_t i) { forward_task(plan[i], shape, in, kind, out); });
   return kOk;
 }
@@ -110,9 +113,9 @@ TURBOGR_KERNEL(hstu_backward)
 (const float* grad_out, const float* q, const float* k, const float* v, const int64_t* offsets,
  const int64_t* query_times, const int64_t* key_times, const float* position_weight, const float* time_weight,
  const int64_t* boundaries, float* grad_q, float* grad_k, float* grad_v, float* grad_position_weight,
- float* grad_time_weight, int64_t num_sequences, int64_t heads, int64_t d, int64_t e, int64_t q_stride, int64_t k_stride,
- int64_t v_stride, int64_t grad_q_stride, int64_t grad_k_stride, int64_t grad_v_stride, int64_t max_len,
- int64_t num_time_weights) {
+ float* grad_time_weight, int64_t num_sequences, int64_t heads, int64_t d, int64_t e, int64_t q_stride,
+ int64_t k_stride, int64_t v_stride, int64_t grad_q_stride, int64_t grad_k_stride, int64_t grad_v_stride,
+ int64_t max_len, int64_t num_time_weights) {
   const Shape shape(heads, d, e);
   const AttentionPlan plan(offsets, num_sequences, heads, shape.group);
   ByDistance by_distance(position_weight, max_len);

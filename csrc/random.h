@@ -36,8 +36,11 @@ class RowDropout {
  public:
   // `threshold` is round(rate * 2^32), below 2^32.
   RowDropout(uint64_t seed, int64_t threshold, float scale)
-      : low_(static_cast<uint32_t>(seed)), high_(static_cast<uint32_t>(seed >> 32)),
-        threshold_(static_cast<uint32_t>(threshold)), scale_(scale), active_(threshold > 0) {}
+      : low_(static_cast<uint32_t>(seed)),
+        high_(static_cast<uint32_t>(seed >> 32)),
+        threshold_(static_cast<uint32_t>(threshold)),
+        scale_(scale),
+        active_(threshold > 0) {}
 
   void start_row(const int64_t* keys, int64_t row) {
     if (!active_) return;

@@ -1,10 +1,10 @@
-// The relative bias between a block of rows and a block of keys: position_weight by distance in places, time_weight by the
-// bucket of the distance in time. Shared by all heads, never stored beyond a tile.
+// The relative bias between a block of rows and a block of keys: position_weight by distance in places, time_weight by
+// the bucket of the distance in time. Shared by all heads, never stored beyond a tile.
 //
-// The bucket of a distance is the number of boundaries that are <= it (whole numbers, so the same in every backend). For
-// distances below 2^31 the exponent and three bits of the mantissa of the distance as a float name a bin that holds at
-// most one boundary: a table gives the bucket at the bin's beginning and the boundary inside it. Times of a user rise, and
-// buckets are wide, so most groups of 16 rows fall in one bucket; its ends tell.
+// The bucket of a distance is the number of boundaries that are <= it (whole numbers, so the same in every backend).
+// For distances below 2^31 the exponent and three bits of the mantissa of the distance as a float name a bin that holds
+// at most one boundary: a table gives the bucket at the bin's beginning and the boundary inside it. Times of a user
+// rise, and buckets are wide, so most groups of 16 rows fall in one bucket; its ends tell.
 #pragma once
 
 #include "tile_gemm.h"
@@ -81,8 +81,8 @@ struct BiasSource {
   const TimeBuckets* buckets;
 };
 
-// A table over distances in places: entry `distance` is position_weight[max_len - 1 - distance], with room at both ends for
-// whole tiles. A null weight gives zeros.
+// A table over distances in places: entry `distance` is position_weight[max_len - 1 - distance], with room at both ends
+// for whole tiles. A null weight gives zeros.
 class ByDistance {
  public:
   ByDistance(const float* position_weight, int64_t max_len) : reversed_(max_len + 3 * kBlock) {
@@ -138,7 +138,8 @@ inline void fill_bias_slowly(const BiasSource& source, const int64_t* row_times,
   std::memset(tile.uniform, 0, static_cast<size_t>(keys * kGroups));
   for (int64_t c = 0; c < keys; ++c) {
     for (int64_t r = 0; r < round_up(rows, kGroup); ++r) {
-      const uint64_t difference = static_cast<uint64_t>(row_times[min_of(r, rows - 1)]) - static_cast<uint64_t>(key_times[c]);
+      const uint64_t difference =
+          static_cast<uint64_t>(row_times[min_of(r, rows - 1)]) - static_cast<uint64_t>(key_times[c]);
       const int64_t bucket = source.buckets->exact(static_cast<int64_t>(difference) < 0 ? 0 - difference : difference);
       tile.bucket[c * kBlock + r] = static_cast<uint16_t>(bucket);
       tile.bias[c * kBlock + r] = by_distance[r - c] + source.time_weight[bucket];
@@ -148,8 +149,8 @@ inline void fill_bias_slowly(const BiasSource& source, const int64_t* row_times,
 
 // Fills the tile for rows [row, row + rows) and keys [key, key + keys) of the token arrays; `place` is the distance in
 // places between the first row and the first key. Groups of rows that see none of a key are left as they are.
-TURBOGR_OUTLINE inline void fill_bias(const BiasSource& source, int64_t row, int64_t rows, const TimeRange& row_range, int64_t key,
-                      int64_t keys, int64_t place, const BiasTile& tile) {
+TURBOGR_OUTLINE inline void fill_bias(const BiasSource& source, int64_t row, int64_t rows, const TimeRange& row_range,
+                                      int64_t key, int64_t keys, int64_t place, const BiasTile& tile) {
   const int64_t* row_times = source.query_times + row;
   const int64_t* key_times = source.key_times + key;
   const float* by_distance = source.by_distance + place;
@@ -194,8 +195,8 @@ TURBOGR_OUTLINE inline void fill_bias(const BiasSource& source, int64_t row, int
   }
 }
 
-// Sums of gradients while tiles come in: up to kBand keys add up in float, then tiles in float, then a task in double, so
-// that long sums stay precise.
+// Sums of gradients while tiles come in: up to kBand keys add up in float, then tiles in float, then a task in double,
+// so that long sums stay precise.
 struct BiasGradient {
   double* by_distance;   // [longest distance of the task + 1]
   double* by_bucket;     // [num_weights]

@@ -1,6 +1,7 @@
 // The passes around the two projections of a block: everything between the GEMMs in one go over each row.
 //
-// norm_linear:  y = activation(norm(x) W + b).      normalize -> GEMM -> activate; backward: activate_backward -> GEMMs ->
+// norm_linear:  y = activation(norm(x) W + b).      normalize -> GEMM -> activate; backward: activate_backward -> GEMMs
+// ->
 //               normalize_backward.
 // gated_linear: y = residual + dropout(gate * norm(x)) W + b.   gate -> GEMM; backward: GEMM -> gate_backward -> GEMM.
 //
@@ -61,7 +62,8 @@ inline void through_norm(float* grad, int64_t width, Norm norm, float inverse, N
 
 // out [T, width] = norm(x), inverses [T] its inverse deviations.
 TURBOGR_KERNEL(normalize)
-(const float* x, float* out, float* inverses, int64_t num_rows, int64_t width, int64_t stride, int64_t norm, float eps) {
+(const float* x, float* out, float* inverses, int64_t num_rows, int64_t width, int64_t stride, int64_t norm,
+ float eps) {
   parallel_blocks(num_rows, rows_per_block(2 * width * 4), [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       const float* from = x + row * stride;
@@ -101,8 +103,8 @@ TURBOGR_KERNEL(silu)(const float* x, float* out, int64_t n) {
 
 // out = grad * SiLU'(x), with the columns of `grad` in up to four pieces side by side, each with a stride of its own.
 TURBOGR_KERNEL(silu_backward)
-(const float* x, const float* const* grads, const int64_t* strides, const int64_t* widths, int64_t num_pieces, float* out,
- int64_t num_rows, int64_t width) {
+(const float* x, const float* const* grads, const int64_t* strides, const int64_t* widths, int64_t num_pieces,
+ float* out, int64_t num_rows, int64_t width) {
   parallel_blocks(num_rows, rows_per_block(3 * width * 4), [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       int64_t at = row * width;
@@ -123,7 +125,8 @@ TURBOGR_KERNEL(silu_backward)
 // out [T, width] = dropout(gate * norm(x)).
 TURBOGR_KERNEL(gate)
 (const float* x, const float* gate, const int64_t* keys, float* out, float* moments, int64_t num_rows, int64_t width,
- int64_t x_stride, int64_t gate_stride, int64_t norm, float eps, uint64_t seed, int64_t threshold, float dropout_scale) {
+ int64_t x_stride, int64_t gate_stride, int64_t norm, float eps, uint64_t seed, int64_t threshold,
+ float dropout_scale) {
   parallel_blocks(num_rows, rows_per_block(3 * width * 4), [&](int64_t begin, int64_t end) {
     RowDropout dropout(seed, threshold, dropout_scale);
     for (int64_t row = begin; row < end; ++row) {

@@ -46,8 +46,7 @@ inline int64_t round_up(int64_t a, int64_t b) { return ceil_div(a, b) * b; }
 
 template <class Body>
 void parallel_tasks(int64_t num_tasks, Body&& body) {
-  run_tasks(
-      num_tasks, [](int64_t i, void* context) { (*static_cast<Body*>(context))(i); }, &body);
+  run_tasks(num_tasks, [](int64_t i, void* context) { (*static_cast<Body*>(context))(i); }, &body);
 }
 
 // Calls body(begin, end) over [0, n) in blocks whose borders do not depend on the number of threads.
@@ -64,7 +63,8 @@ template <class T>
 class Buffer {
  public:
   explicit Buffer(int64_t count)
-      : data_(static_cast<T*>(std::aligned_alloc(64, static_cast<size_t>(round_up(max_of(count, 1) * int64_t(sizeof(T)), 64))))) {}
+      : data_(static_cast<T*>(
+            std::aligned_alloc(64, static_cast<size_t>(round_up(max_of(count, 1) * int64_t(sizeof(T)), 64))))) {}
   ~Buffer() { std::free(data_); }
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;

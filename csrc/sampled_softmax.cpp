@@ -1,12 +1,12 @@
 // Sampled softmax: the loss of every position against its own negatives, and its gradients.
 //
-// Forward, one position at a time: score the candidates, reduce, and, when a gradient will be wanted, sum the candidates
-// weighted by their probabilities while they are still in cache. That sum is the gradient of the query for a unit gradient
-// of the loss, so the backward never gathers candidates again. Candidate `num_negatives` is the positive.
+// Forward, one position at a time: score the candidates, reduce, and, when a gradient will be wanted, sum the
+// candidates weighted by their probabilities while they are still in cache. That sum is the gradient of the query for a
+// unit gradient of the loss, so the backward never gathers candidates again. Candidate `num_negatives` is the positive.
 //
-// Backward to the rows: (position, row, coefficient) triples are dealt out to ranges of rows, in the order of positions,
-// then each range is summed by one thread. Nothing depends on the number of threads. Positions are taken in portions, so
-// the triples, and the probabilities if the forward did not keep them, stay within a fixed budget.
+// Backward to the rows: (position, row, coefficient) triples are dealt out to ranges of rows, in the order of
+// positions, then each range is summed by one thread. Nothing depends on the number of threads. Positions are taken in
+// portions, so the triples, and the probabilities if the forward did not keep them, stay within a fixed budget.
 
 #include <cmath>
 
@@ -208,7 +208,8 @@ class RowSums {
   void add(int64_t range, const Triple* triples, int64_t n, int64_t first_position, bool first, bool last) const {
     const int64_t begin = range << shift_, end = min_of(p_.num_rows, (range + 1) << shift_);
     if (begin >= end) return;
-    if (first) std::memset(target_ + begin * p_.width, 0, static_cast<size_t>((end - begin) * p_.width) * sizeof(float));
+    if (first)
+      std::memset(target_ + begin * p_.width, 0, static_cast<size_t>((end - begin) * p_.width) * sizeof(float));
     for (int64_t i = 0; i < n; ++i) {
       const Triple& triple = triples[i];
       if (i + 8 < n) {
@@ -273,7 +274,8 @@ void deal_triples(const Problem& p, const Kept& kept, const float* grad_loss, co
       for (int64_t j = 0; j < candidates; ++j) {
         const int64_t row = p.candidate(t, j);
         const float weight = probability[j] - (j == p.num_negatives ? 1.0f : 0.0f);
-        triples[at[sums.range_of(row)]++] = {static_cast<uint32_t>(t - first), static_cast<uint32_t>(row), weight * factor};
+        triples[at[sums.range_of(row)]++] = {static_cast<uint32_t>(t - first), static_cast<uint32_t>(row),
+                                             weight * factor};
       }
     }
   });
@@ -347,7 +349,8 @@ TURBOGR_KERNEL(sampled_softmax_backward)
   parallel_blocks(num_positions, rows_per_block(2 * width * 4), [&](int64_t begin, int64_t end) {
     for (int64_t t = begin; t < end; ++t) {
       for_vectors(width, [&](int64_t c, int count) {
-        store_some(grad_queries + t * width + c, load_some(unit_gradients + t * width + c, count) * grad_loss[t], count);
+        store_some(grad_queries + t * width + c, load_some(unit_gradients + t * width + c, count) * grad_loss[t],
+                   count);
       });
     }
   });

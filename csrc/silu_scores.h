@@ -19,8 +19,8 @@ TURBOGR_OUTLINE inline void silu_scores(float* scores, float scale, int64_t keys
 }
 
 // scores -> SiLU(scores), and the gradient of that -> gradient of scores, added to `total` when that is given.
-TURBOGR_OUTLINE inline void silu_scores_backward(float* scores, float* gradient, float* total, int64_t keys, int64_t rows,
-                                                 int64_t offset) {
+TURBOGR_OUTLINE inline void silu_scores_backward(float* scores, float* gradient, float* total, int64_t keys,
+                                                 int64_t rows, int64_t offset) {
   for (int64_t c = 0; c < keys; ++c) {
     const int64_t at = c * kBlock;
     for (int64_t r = max_of(0, c - offset) / kLanes * kLanes; r < rows; r += kLanes) {

@@ -137,8 +137,8 @@ inline vf sqrt_of(vf x) {
 #endif
 }
 
-// e^x to about 1e-7 relative; the argument is held within -87 and 88, and a NaN gives a finite number (callers multiply by
-// something that carries the NaN on).
+// e^x to about 1e-7 relative; the argument is held within -87 and 88, and a NaN gives a finite number (callers multiply
+// by something that carries the NaN on).
 inline vf exp_of(vf x) {
   x = min_of(max_of(x, splat(-87.0f)), splat(88.0f));
   const vf magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number in the low bits

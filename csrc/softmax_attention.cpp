@@ -1,5 +1,5 @@
-// Causal softmax attention. The forward keeps a running maximum and sum per row and, in the end, the logarithm of the sum,
-// from which the backward makes the probabilities again.
+// Causal softmax attention. The forward keeps a running maximum and sum per row and, in the end, the logarithm of the
+// sum, from which the backward makes the probabilities again.
 
 #include <cmath>
 
@@ -106,7 +106,8 @@ struct Softmax {
   int64_t num_sums() const { return 0; }
   void begin_task(const AttentionTask&, int64_t, BackwardScratch&) const {}
 
-  void begin_rows(const Span& s, const Shape& shape, BackwardScratch& scratch, int64_t first_head, int64_t heads) const {
+  void begin_rows(const Span& s, const Shape& shape, BackwardScratch& scratch, int64_t first_head,
+                  int64_t heads) const {
     clear(scratch.log_sums, heads * kBlock);
     clear(scratch.products, heads * kBlock);
     for (int64_t h = 0; h < heads; ++h) {
@@ -125,7 +126,8 @@ struct Softmax {
   void attend_backward(const Span& s, const Shape& shape, const BackwardHead& head, BackwardScratch& scratch) const {
     const int64_t dp = shape.d_padded, ep = shape.e_padded;
     tile_scores(s.keys, s.rows_padded, shape.d, head.keys, dp, head.queries_turned, nullptr, scratch.scores, s.offset);
-    tile_scores(s.keys, s.rows_padded, shape.e, head.values, ep, head.grads_turned, nullptr, scratch.grad_scores, s.offset);
+    tile_scores(s.keys, s.rows_padded, shape.e, head.values, ep, head.grads_turned, nullptr, scratch.grad_scores,
+                s.offset);
     differentiate(s, scratch.log_sums + head.slot * kBlock, scratch.products + head.slot * kBlock, scratch);
     tile_add_by_key(s.keys, s.rows, ep, scratch.scores, head.grads, ep, head.grad_values, ep, s.offset);
     tile_add_by_key(s.keys, s.rows, dp, scratch.grad_scores, head.queries, dp, head.grad_keys, dp, s.offset);
@@ -168,8 +170,8 @@ TURBOGR_KERNEL(softmax_forward)
 
 TURBOGR_KERNEL(softmax_backward)
 (const float* grad_out, const float* q, const float* k, const float* v, const int64_t* offsets, const float* out,
- float* log_sums, float* grad_q, float* grad_k, float* grad_v, int64_t num_sequences, int64_t heads, int64_t d, int64_t e,
- int64_t q_stride, int64_t k_stride, int64_t v_stride, float scale) {
+ float* log_sums, float* grad_q, float* grad_k, float* grad_v, int64_t num_sequences, int64_t heads, int64_t d,
+ int64_t e, int64_t q_stride, int64_t k_stride, int64_t v_stride, float scale) {
   const Shape shape(heads, d, e);
   const AttentionPlan plan(offsets, num_sequences, heads, shape.group);
   if (!plan) return kOutOfMemory;

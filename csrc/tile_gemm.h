@@ -1,8 +1,8 @@
 // Products of small matrices that lie in cache, for attention: every operand is a row-major tile in scratch memory.
 //
-// Attention keeps a tile of scores transposed, scores[key][row], rows along the lanes. Then nothing of the keys' side needs
-// transposing, and all five products of forward and backward are of two kinds: A as stored, or A transposed. Both read A one
-// number at a time and B one vector at a time, so one micro-kernel serves them.
+// Attention keeps a tile of scores transposed, scores[key][row], rows along the lanes. Then nothing of the keys' side
+// needs transposing, and all five products of forward and backward are of two kinds: A as stored, or A transposed. Both
+// read A one number at a time and B one vector at a time, so one micro-kernel serves them.
 //
 // Number of rows of an output is rounded up to kTileRows: scratch must have room for that, and what stands in the
 // surplus is of no consequence. A causal offset says which scores exist: key c is seen by row r when c <= r + offset;
@@ -62,9 +62,10 @@ inline void micro_tile(int64_t k_begin, int64_t k_end, const float* a, int64_t l
   }
 }
 
-// scores[key][row] = start[key][row] + sum_k a[key][k] * b[k][row]; `start` may be null. `rows` is a multiple of kLanes.
-TURBOGR_OUTLINE inline void tile_scores(int64_t keys, int64_t rows, int64_t depth, const float* a, int64_t lda, const float* b,
-                        const float* start, float* scores, int64_t offset) {
+// scores[key][row] = start[key][row] + sum_k a[key][k] * b[k][row]; `start` may be null. `rows` is a multiple of
+// kLanes.
+TURBOGR_OUTLINE inline void tile_scores(int64_t keys, int64_t rows, int64_t depth, const float* a, int64_t lda,
+                                        const float* b, const float* start, float* scores, int64_t offset) {
   for (int64_t n = 0; n < rows; n += kTileColumns) {
     const bool wide = n + kTileColumns <= rows;
     const int64_t seen = min_of(keys, n + (wide ? kTileColumns : kLanes) + offset);
@@ -81,8 +82,8 @@ TURBOGR_OUTLINE inline void tile_scores(int64_t keys, int64_t rows, int64_t dept
 }
 
 // out[row][n] += sum over keys seen by the row of scores[key][row] * b[key][n]; `width` is a multiple of kLanes.
-TURBOGR_OUTLINE inline void tile_add_by_row(int64_t keys, int64_t rows, int64_t width, const float* scores, const float* b, int64_t ldb,
-                            float* out, int64_t ldo, int64_t offset) {
+TURBOGR_OUTLINE inline void tile_add_by_row(int64_t keys, int64_t rows, int64_t width, const float* scores,
+                                            const float* b, int64_t ldb, float* out, int64_t ldo, int64_t offset) {
   int64_t n = 0;
   for (; n + kTileColumns <= width; n += kTileColumns) {
     for (int64_t m = 0; m < rows; m += kTileRows) {
@@ -101,8 +102,8 @@ TURBOGR_OUTLINE inline void tile_add_by_row(int64_t keys, int64_t rows, int64_t 
 }
 
 // out[key][n] += sum over rows that see the key of scores[key][row] * b[row][n]; `width` is a multiple of kLanes.
-TURBOGR_OUTLINE inline void tile_add_by_key(int64_t keys, int64_t rows, int64_t width, const float* scores, const float* b, int64_t ldb,
-                            float* out, int64_t ldo, int64_t offset) {
+TURBOGR_OUTLINE inline void tile_add_by_key(int64_t keys, int64_t rows, int64_t width, const float* scores,
+                                            const float* b, int64_t ldb, float* out, int64_t ldo, int64_t offset) {
   int64_t n = 0;
   for (; n + kTileColumns <= width; n += kTileColumns) {
     for (int64_t m = 0; m < keys; m += kTileRows) {
@@ -169,11 +170,14 @@ inline void turn(const float* src, int64_t stride, float scale, float* dst, int6
 }
 #endif
 
-// Writes the transpose of a strided matrix to dst[columns][kBlock], zeros from `rows` up to the next multiple of kGroup.
-TURBOGR_OUTLINE inline void pack_transposed(const float* src, int64_t stride, int64_t rows, int64_t columns, float scale, float* dst) {
+// Writes the transpose of a strided matrix to dst[columns][kBlock], zeros from `rows` up to the next multiple of
+// kGroup.
+TURBOGR_OUTLINE inline void pack_transposed(const float* src, int64_t stride, int64_t rows, int64_t columns,
+                                            float scale, float* dst) {
   const int64_t whole_rows = rows / kTurn * kTurn, whole_columns = columns / kTurn * kTurn;
   for (int64_t r = 0; r < whole_rows; r += kTurn) {
-    for (int64_t c = 0; c < whole_columns; c += kTurn) turn(src + r * stride + c, stride, scale, dst + c * kBlock + r, kBlock);
+    for (int64_t c = 0; c < whole_columns; c += kTurn)
+      turn(src + r * stride + c, stride, scale, dst + c * kBlock + r, kBlock);
     for (int64_t c = whole_columns; c < columns; ++c) {
       for (int64_t i = r; i < r + kTurn; ++i) dst[c * kBlock + i] = src[i * stride + c] * scale;
     }

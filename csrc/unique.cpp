@@ -5,8 +5,8 @@
 namespace turbogr {
 namespace TURBOGR_ISA {
 
-// Writes the distinct ids, rising, to `distinct` (room for min(n, num_rows)), their number to `num_distinct`, and for each
-// id its place among them to `index` [n]. Ids must lie in [0, num_rows).
+// Writes the distinct ids, rising, to `distinct` (room for min(n, num_rows)), their number to `num_distinct`, and for
+// each id its place among them to `index` [n]. Ids must lie in [0, num_rows).
 TURBOGR_KERNEL(unique_rows)
 (const int64_t* ids, int64_t* distinct, int64_t* index, int64_t* num_distinct, int64_t n, int64_t num_rows) {
   constexpr int64_t kIdBlock = 16384, kWordBlock = 4096;

@@ -26,7 +26,8 @@ INSTRUCTION_SETS = ("avx512", "avx2", "generic")
 
 _LIBRARY = torch.library.Library("turbogr", "DEF")
 
-_PATH = Path(__file__).with_name("_kernels.so")
+# Another build of the library, e.g. one for the sanitizers.
+_PATH = Path(os.environ.get("TURBOGR_KERNELS") or Path(__file__).with_name("_kernels.so"))
 _NOT_BUILT = (
     "the C++ kernels are not built: no compiler was found at install time, or the build failed; "
     "install a C++ compiler and install turbogr again"
