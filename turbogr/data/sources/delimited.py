@@ -209,17 +209,24 @@ def _parse_block(lines: Lines, width: int, wanted: list[str], layout: Layout) ->
     def parse(data: bytes) -> pa.Table:
         return _read_csv(data, width, wanted, layout, delimiter, note)
 
-    try:
+    if _is_utf8(data):
         return parse(data), ragged
-    except pa.ArrowInvalid:
-        pass
     # Arrow cannot report a ragged row that is not UTF-8. A readable copy of the text tells which rows are ragged.
-    ragged.clear()
     parse(data.decode("utf-8", "replace").encode())
     gone = {row for row, _ in ragged}
     whole = (record for record in _records(data, layout) if record.strip(b"\r\n"))
     rest = b"".join(record for row, record in enumerate(whole) if row not in gone)
     return (parse(rest) if rest else parse(b"\n")), ragged
+
+
+def _is_utf8(data: bytes) -> bool:
+    if data.isascii():
+        return True
+    try:
+        data.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _read_csv(
