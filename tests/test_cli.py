@@ -16,7 +16,7 @@ import pytest
 
 import turbogr
 from turbogr import cli
-from turbogr.errors import UserError
+from turbogr.errors import Note, UserError
 
 
 @pytest.fixture
@@ -198,6 +198,7 @@ def test_a_reader_that_leaves_is_no_error():
 def test_our_warnings_are_sentences_and_others_keep_their_form(command, capsys):
     def run(args):
         warnings.warn_explicit("kernels  are not built", UserWarning, str(Path(cli.__file__)), 3)
+        warnings.warn_explicit("the usual split", Note, str(Path(cli.__file__)), 3)
         warnings.warn_explicit("of a library", UserWarning, "/elsewhere/library.py", 7)
         return 0
 
@@ -207,4 +208,5 @@ def test_our_warnings_are_sentences_and_others_keep_their_form(command, capsys):
         # pytest records warnings by replacing showwarning; the interpreter's own prints them
         warnings.showwarning = lambda message, *rest: print(f"library: {message}", file=sys.stderr)
         assert cli.main(["doctor"]) == 0
-    assert capsys.readouterr().err == "turbogr: warning: kernels are not built\nlibrary: of a library\n"
+    told = "turbogr: warning: kernels are not built\nturbogr: note: the usual split\nlibrary: of a library\n"
+    assert capsys.readouterr().err == told

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 from turbogr import __version__
-from turbogr.errors import UserError, nearest
+from turbogr.errors import Note, UserError, nearest
 
 COMMANDS = {
     "prepare": "turn an interaction log into a prepared store",
@@ -208,7 +208,8 @@ def _own_warnings_in_one_line() -> Iterator[None]:
         line: str | None = None,
     ) -> None:
         if filename.startswith(package):
-            print(f"turbogr: warning: {' '.join(str(message).split())}", file=file or sys.stderr, flush=True)
+            label = "note" if issubclass(category, Note) else "warning"
+            print(f"turbogr: {label}: {' '.join(str(message).split())}", file=file or sys.stderr, flush=True)
         else:
             inherited(message, category, filename, lineno, file, line)
 

@@ -1,4 +1,4 @@
-"""The one exception for mistakes that a user can mend."""
+"""The one exception for mistakes that a user can mend, and the one warning that is none."""
 
 from __future__ import annotations
 
@@ -12,6 +12,10 @@ class UserError(ValueError):
     The command line prints the message alone and exits with status 2; anything else that is raised is our bug
     and keeps its traceback.
     """
+
+
+class Note(UserWarning):
+    """Something worth knowing about what was done, with nothing to mend; the command line calls it a note."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

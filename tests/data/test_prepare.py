@@ -20,7 +20,7 @@ from turbogr.data.prepare import prepare as prepare_log
 from turbogr.data.prepare import prepare_table
 from turbogr.data.sources import delimited, table
 from turbogr.data.store import Store
-from turbogr.errors import UserError
+from turbogr.errors import Note, UserError
 
 pytestmark = pytest.mark.filterwarnings("ignore::turbogr.data.prepare.DataWarning")
 
@@ -196,7 +196,9 @@ def test_look_alike_ids_stay_apart_with_a_warning(tmp_path: Path) -> None:
 def test_a_leaking_split_is_told(tmp_path: Path) -> None:
     events = [(u, i, 1000 * u + i) for u in range(9) for i in range(9)]
     with pytest.warns(prepare.DataWarning, match=r"trains on the future.*--split time:"):
-        prepare_table(frame(events), tmp_path / "store")
+        prepare_table(frame(events), tmp_path / "asked", split="leave-one-out")
+    with pytest.warns(Note, match=r"trains on the future.*--split time:"):
+        prepare_table(frame(events), tmp_path / "usual")
 
 
 def test_options_are_checked(tmp_path: Path) -> None:

@@ -37,11 +37,11 @@ from turbogr.data.spill import Spill
 from turbogr.data.split import Split, future_leak, iso_time, parse_rule
 from turbogr.data.store import Manifest, Store, StoreWriter
 from turbogr.data.vocabulary import Int64Array
-from turbogr.errors import UserError, nearest
+from turbogr.errors import Note, UserError, nearest
 
 DUPLICATES = ("keep", "exact", "item")
 _CHUNK_ROWS = 1 << 20
-_LEAK_WORTH_A_WARNING = 0.01
+_LEAK_WORTH_TELLING = 0.01
 
 
 class DataWarning(UserWarning):
@@ -118,6 +118,9 @@ def prepare(
         store = work.run(kind.name)
     for sentence in work.warnings:
         warnings.warn(sentence, DataWarning, stacklevel=2)
+    leak = _training_on_the_future(store)
+    if leak is not None:  # no surprise where the source's usual split does it
+        warnings.warn(leak, Note if split is None else DataWarning, stacklevel=2)
     return store
 
 
@@ -376,11 +379,17 @@ def _doubts_about_split(store: Store) -> list[str]:
         return [f"{split.describe()}; no user has two events left to train on"]
     if not (split.test >= 0).any():
         return [f"{split.describe()}; no event is held out"]
+    return []
+
+
+def _training_on_the_future(store: Store) -> str | None:
+    """Say how much of the training events lie after the held-out ones, where it is worth saying."""
+    split = Split.of(store)
     leak = future_leak(store, split)
-    if leak is None or leak.later_share < _LEAK_WORTH_A_WARNING:
-        return []
-    return [
+    if leak is None or leak.later_share < _LEAK_WORTH_TELLING:
+        return None
+    return (
         f"{split.rule} trains on the future: on average {leak.later_share:.0%} of the training events happen after the "
         f"event to be predicted. That is how published figures are made; --split time:{iso_time(leak.late_time)} "
         "cuts strictly"
-    ]
+    )
