@@ -8,7 +8,16 @@ import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from turbogr.config import Config, TrainConfig, dump_config, load_config, parse, resolve
+from turbogr.config import (
+    Config,
+    EvaluateConfig,
+    OptimizerConfig,
+    TrainConfig,
+    dump_config,
+    load_config,
+    parse,
+    resolve,
+)
 from turbogr.errors import UserError
 
 
@@ -64,7 +73,6 @@ def test_values_arrive_where_they_belong(recipe):
         ("data: {batch_size: 2, batch_tokens: 10}", ["data.batch_size", "data.batch_tokens"]),
         ("evaluate: {metric: ndgc@10}", ["'ndgc@10'", "'ndcg@10'"]),
         ("evaluate: {ks: []}", ["evaluate.ks"]),
-        ("train: {epochs: null}", ["train.epochs or train.steps"]),
         ("train: {epochs: -1}", ["train.epochs must be positive"]),
         ("model: {dim: 3", ["not valid YAML"]),
     ],
@@ -149,7 +157,7 @@ def test_what_is_dumped_is_what_is_loaded(config):
 
 
 def test_a_dumped_config_starts_the_same_run(recipe):
-    config = resolve(Config(), num_items=500, typical_length=40, longest_length=90)
+    config = resolve(Config(), num_items=500, num_sequences=6000, typical_length=40, longest_length=90)
     assert load_config(recipe(dump_config(config))) == config
 
 
@@ -163,23 +171,40 @@ def test_configs_are_frozen():
     [(1, 1, 2), (3, 9, 9), (3, 100, 16), (16, 100, 16), (17, 100, 32), (300, 10_000, 512), (9_000, 10_000, 512)],
 )
 def test_the_length_follows_from_the_data(typical, longest, max_len):
-    resolved = resolve(Config(), num_items=10, typical_length=typical, longest_length=longest)
+    resolved = resolve(Config(), num_items=10, num_sequences=6000, typical_length=typical, longest_length=longest)
     assert resolved.model.max_len == max_len
 
 
 def test_everything_unset_is_resolved_and_what_is_set_stays(recipe):
-    resolved = resolve(Config(), num_items=200_000, typical_length=40, longest_length=90)
+    resolved = resolve(Config(), num_items=200_000, num_sequences=6000, typical_length=40, longest_length=90)
     assert (resolved.model.dim, resolved.model.qk_dim, resolved.model.v_dim) == (128, 128, 128)
     assert resolved.optimizer.table_lr == resolved.optimizer.lr
     assert resolved.data.batch_size == 128
     config = load_config(recipe("model: {dim: 30, max_len: 7, qk_dim: 5, num_heads: 2}\ndata: {batch_tokens: 99}"))
-    resolved = resolve(config, num_items=200_000, typical_length=40, longest_length=90)
+    resolved = resolve(config, num_items=200_000, num_sequences=6000, typical_length=40, longest_length=90)
     assert (resolved.model.dim, resolved.model.max_len, resolved.model.qk_dim, resolved.model.v_dim) == (30, 7, 5, 15)
     assert (resolved.data.batch_size, resolved.data.batch_tokens) == (None, 99)
 
 
 def test_an_unset_width_fits_the_heads(recipe):
     config = load_config(recipe("model: {num_heads: 3}"))
-    resolved = resolve(config, num_items=10, typical_length=40, longest_length=90)
+    resolved = resolve(config, num_items=10, num_sequences=6000, typical_length=40, longest_length=90)
     assert resolved.model.dim == 66
     assert resolved.model.v_dim == 22
+
+
+@pytest.mark.parametrize("num_sequences", [1, 100, 600, 6_000, 1_000_000])
+def test_an_open_duration_follows_from_the_data(num_sequences):
+    recipe = Config(
+        optimizer=OptimizerConfig(warmup_steps=None),
+        evaluate=EvaluateConfig(every=None),
+        train=TrainConfig(epochs=None),
+    )
+    config = resolve(recipe, num_items=500, num_sequences=num_sequences, typical_length=40, longest_length=90)
+    batches = -(-num_sequences // config.data.batch_size)
+    steps = batches * config.train.epochs
+    assert 16 <= config.data.batch_size <= 128
+    assert 5 <= config.train.epochs <= 200
+    assert steps >= 1000 or config.train.epochs == 200
+    assert config.optimizer.warmup_steps <= min(100, 0.05 * steps)
+    assert 1 <= config.evaluate.every <= max(1, config.train.epochs // 10)

@@ -114,8 +114,9 @@ class LossConfig:
 class OptimizerConfig:
     """AdamW for the dense parameters, a row-wise optimiser for the item table.
 
-    `table_lr` unset is `lr`. `warmup_steps` rise linearly; `schedule` then runs to the end of training, down to
-    `final_lr_fraction` of the rate. `clip_norm` bounds the norm of all gradients together; unset is off.
+    `table_lr` unset is `lr`. `warmup_steps` rise linearly (unset: 5 % of the steps, at most 100); `schedule` then runs
+    to the end of training, down to `final_lr_fraction` of the rate. `clip_norm` bounds the norm of all gradients
+    together; unset is off.
     """
 
     lr: float = 1e-3
@@ -124,7 +125,7 @@ class OptimizerConfig:
     weight_decay: float = 0.0
     table: Literal["adam", "adagrad"] = "adam"
     table_lr: float | None = None
-    warmup_steps: int = 0
+    warmup_steps: int | None = 0
     schedule: Literal["constant", "cosine", "linear"] = "constant"
     final_lr_fraction: float = 0.0
     clip_norm: float | None = None
@@ -163,15 +164,16 @@ class DataConfig:
 class EvaluateConfig:
     """Which held-out part selects the best checkpoint, by which metric, and how often it is looked at.
 
-    `part` unset is the validation item where the split has one, else the test item. `every` counts epochs; `patience`
-    counts evaluations without a better value before training stops early (unset: never). `batch_size` bounds the users
-    evaluated together (unset: from the catalogue); metrics do not depend on it.
+    `part` unset is the validation item where the split has one, else the test item. `every` counts epochs
+    (unset: about ten evaluations in all); `patience` counts evaluations without a better value before training stops
+    early (unset: never). `batch_size` bounds the users evaluated together (unset: from the catalogue); metrics do not
+    depend on it.
     """
 
     part: Literal["valid", "test"] | None = None
     ks: tuple[int, ...] = (10, 50, 200)
     metric: str = "ndcg@10"
-    every: int = 1
+    every: int | None = 1
     patience: int | None = None
     filter_seen: bool = True
     batch_size: int | None = None
@@ -192,6 +194,8 @@ class EvaluateConfig:
 class TrainConfig:
     """How long and on what. Training ends after `epochs` or `steps`, whichever comes first; one may be unset.
 
+    With both unset, epochs follow from the data: about a thousand steps, but at least 5 and at most 200 epochs.
+
     `checkpoint_every` counts steps between checkpoints besides those after each evaluation (unset: only those).
     `keep_checkpoints` is how many of the newest stay; the best one always does.
     """
@@ -209,8 +213,6 @@ class TrainConfig:
 
     def check(self) -> None:
         _positive(self, "epochs", "steps", "threads", "log_every", "checkpoint_every", "keep_checkpoints")
-        if self.epochs is None and self.steps is None:
-            raise UserError("set train.epochs or train.steps; without either, training would never end")
 
 
 @dataclass(frozen=True)
@@ -274,12 +276,12 @@ def parse(cls: type[_T], tree: Mapping[str, Any], where: str) -> _T:
     return cls(**values)
 
 
-def resolve(config: Config, *, num_items: int, typical_length: int, longest_length: int) -> Config:
+def resolve(config: Config, *, num_items: int, num_sequences: int, typical_length: int, longest_length: int) -> Config:
     """Fill in every size that follows from the data.
 
     `typical_length` is a high quantile of the users' history lengths: the model's max_len is the next power of two,
     between 16 and 512, and no longer than the longest history. The width grows with the catalogue: 64 up to 100,000
-    items, then 128.
+    items, then 128. A batch is 128 sequences, or fewer where an epoch would have less than 40 batches, down to 16.
     """
     model = config.model.with_preset()
     assert model.num_heads is not None
@@ -304,10 +306,27 @@ def resolve(config: Config, *, num_items: int, typical_length: int, longest_leng
         optimizer = dataclasses.replace(optimizer, table_lr=optimizer.lr)
     data = config.data
     if data.batch_size is None and data.batch_tokens is None:
-        data = dataclasses.replace(data, batch_size=128)
+        data = dataclasses.replace(data, batch_size=min(128, max(16, 2 ** int(math.log2(max(1, num_sequences / 40))))))
     resolved = dataclasses.replace(config, model=model, optimizer=optimizer, data=data)
+    resolved = _resolve_duration(resolved, num_sequences, typical_length)
     resolved.check()
     return resolved
+
+
+def _resolve_duration(config: Config, num_sequences: int, typical_length: int) -> Config:
+    """Fill in how long to train, to warm up and between evaluations."""
+    data, train = config.data, config.train
+    sequences = data.batch_size or max(1, (data.batch_tokens or 1) // max(1, typical_length))
+    batches = math.ceil(num_sequences / sequences)
+    if train.epochs is None and train.steps is None:
+        train = dataclasses.replace(train, epochs=min(200, max(5, math.ceil(1000 / batches))))
+    steps = min(train.steps or math.inf, batches * (train.epochs or math.inf))
+    optimizer, evaluate = config.optimizer, config.evaluate
+    if optimizer.warmup_steps is None:
+        optimizer = dataclasses.replace(optimizer, warmup_steps=min(100, int(0.05 * steps)))
+    if evaluate.every is None:
+        evaluate = dataclasses.replace(evaluate, every=max(1, int(steps / batches / 10)))
+    return dataclasses.replace(config, train=train, optimizer=optimizer, evaluate=evaluate)
 
 
 def _apply_override(tree: dict[str, Any], override: str) -> None:
@@ -407,7 +426,7 @@ def _positive(section: Any, *names: str) -> None:
 def _between(section: Any, low: float, high: float, *names: str) -> None:
     for name in names:
         value = getattr(section, name)
-        if not low <= value <= high:
+        if value is not None and not low <= value <= high:
             bounds = f"at least {low:g}" if math.isinf(high) else f"between {low:g} and {high:g}"
             raise UserError(f"{_section_name(section)}.{name} must be {bounds}, got {value}")
 

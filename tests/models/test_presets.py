@@ -53,13 +53,13 @@ def test_a_preset_is_a_whole_model(name: str, size: str) -> None:
 def test_a_recipe_names_a_preset_and_may_change_it(tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text("model: {name: fuxi-gamma, preset: small, num_blocks: 3, max_len: 100}\n")
-    config = resolve(load_config(recipe), num_items=9, typical_length=5, longest_length=9)
+    config = resolve(load_config(recipe), num_items=9, num_sequences=6000, typical_length=5, longest_length=9)
     model = config.model
     assert (model.dim, model.num_blocks, model.num_heads, model.qk_dim, model.v_dim) == (256, 3, 8, 32, 32)
     assert (model.max_len, model.max_distance, model.num_time_buckets) == (100, 100, 32)
     again = tmp_path / "config.yaml"
     again.write_text(dump_config(config))
-    assert resolve(load_config(again), num_items=9, typical_length=5, longest_length=9) == config
+    assert resolve(load_config(again), num_items=9, num_sequences=6000, typical_length=5, longest_length=9) == config
 
 
 def test_head_sizes_follow_what_is_set_over_a_preset() -> None:
@@ -70,7 +70,7 @@ def test_head_sizes_follow_what_is_set_over_a_preset() -> None:
 
 
 def test_without_a_preset_the_defaults_hold() -> None:
-    model = resolve(Config(), num_items=9, typical_length=50, longest_length=90).model
+    model = resolve(Config(), num_items=9, num_sequences=6000, typical_length=50, longest_length=90).model
     assert (model.num_blocks, model.num_heads, model.num_time_buckets, model.max_distance) == (2, 1, 128, 64)
 
 

@@ -33,7 +33,9 @@ PUBLISHED = {
 
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_every_recipe_is_a_model(recipe: str) -> None:
-    config = resolve(load_config(FOLDER / recipe), num_items=1000, typical_length=30, longest_length=300)
+    config = resolve(
+        load_config(FOLDER / recipe), num_items=1000, num_sequences=6000, typical_length=30, longest_length=300
+    )
     with torch.device("meta"):
         model = RetrievalModel(config.model)
     assert model.num_parameters() > 0

@@ -17,6 +17,7 @@ from turbogr.config import Config
 from turbogr.data.store import Store
 from turbogr.errors import UserError
 from turbogr.evaluate import evaluator
+from turbogr.parallel import checkpoint as storage
 from turbogr.train import checkpoint, tracking, trainer
 from turbogr.train.checkpoint import Checkpoints, load_for_inference
 from turbogr.train.run import resolve_against, train
@@ -263,3 +264,69 @@ def test_an_unknown_device_is_named(config: Config, store: Store, tmp_path: Path
     with pytest.raises(UserError, match="gpu9"):
         train(config, store.path, tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_another_metric_starts_the_selection_anew(config: Config, store: Store, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train(config, store.path, run)
+    other = dataclasses.replace(
+        config,
+        evaluate=dataclasses.replace(config.evaluate, metric="ndcg@1"),
+        train=dataclasses.replace(config.train, epochs=4),
+    )
+    result = train(other, store.path, run, resume=True)
+    values = {r["step"]: r["ndcg@1"] for r in metrics(run) if r["kind"] == "eval" and r["step"] >= 12}
+    assert result.best_step in values and result.best_value == max(values.values())
+
+
+def test_a_shortened_metrics_file_keeps_its_whole_lines(config: Config, store: Store, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train(config, store.path, run)
+    content = (run / "metrics.jsonl").read_bytes()
+    first = content[: content.index(b"\n") + 1]
+    (run / "metrics.jsonl").write_bytes(first + b'{"kind": "tr')
+    longer = dataclasses.replace(config, train=dataclasses.replace(config.train, epochs=4))
+    with pytest.warns(UserWarning, match="shorter than the checkpoint remembers"):
+        train(longer, store.path, run, resume=True)
+    lines = (run / "metrics.jsonl").read_bytes().splitlines(keepends=True)
+    assert lines[0] == first and all(json.loads(line) for line in lines)
+
+
+def test_a_start_that_was_killed_early_can_be_started_again(config: Config, store: Store, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").write_text("model:\n")
+    (run / ".run.json.abc.part").write_text("{")
+    assert train(config, store.path, run, resume=True).status == "finished"
+
+
+def test_a_full_disk_under_the_tensor_writer_is_told_as_such(
+    config: Config, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_space(self: Any, *args: Any) -> None:
+        raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598")
+
+    monkeypatch.setattr(torch, "save", no_space)
+    monkeypatch.setattr(storage, "_write_fault", lambda folder: OSError(28, "No space left on device", str(folder)))
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        train(config, store.path, tmp_path / "run")
+    assert caught.value.errno == 28
+
+
+def test_tensorboard_has_the_same_points_after_a_resume(
+    config: Config, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    config = dataclasses.replace(config, train=dataclasses.replace(config.train, tensorboard=True))
+
+    def points(run: Path) -> list[tuple[int, float]]:
+        events = accumulator.EventAccumulator(str(run / "tensorboard"))
+        events.Reload()
+        return [(event.step, event.value) for event in events.Scalars("train/loss")]
+
+    train(config, store.path, tmp_path / "straight")
+    with monkeypatch.context() as patch:
+        stop_after(patch, 6)
+        train(config, store.path, tmp_path / "stopped")
+    train(config, store.path, tmp_path / "stopped", resume=True)
+    assert points(tmp_path / "stopped") == points(tmp_path / "straight")

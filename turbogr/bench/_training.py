@@ -110,7 +110,7 @@ def _make_trainer(case: Case, folder: Path) -> Trainer:
         data=DataConfig(batch_size=case.batch_size),
         train=TrainConfig(tensorboard=False),
     )
-    config = resolve(config, num_items=case.num_items, typical_length=1, longest_length=2**31)
+    config = resolve(config, num_items=case.num_items, num_sequences=2**20, typical_length=1, longest_length=2**31)
     assert config.model.max_len is not None
     lengths = draw_lengths(case, 8 * case.batch_size, config.model.max_len)
     store = _write_store(folder / "store", lengths + 2, case.num_items)

@@ -5,6 +5,8 @@ DCP's format does not depend on how many processes wrote it, so a checkpoint out
 
 from __future__ import annotations
 
+import errno
+import os
 import warnings
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,8 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from turbogr.errors import UserError
+
+_PROBE_BYTES = 1 << 20
 
 
 def save_tensors(state: dict[str, Any], folder: Path) -> None:
@@ -28,7 +32,7 @@ def save_tensors(state: dict[str, Any], folder: Path) -> None:
             warnings.filterwarnings("ignore", message=".*torch.distributed is disabled.*")
             save(state, storage_writer=FileSystemWriter(folder, overwrite=False), no_dist=True)
     except CheckpointException as error:
-        raise _os_error(error) from error
+        raise _os_error(error, folder) from error
 
 
 def load_tensors(state: dict[str, Any], folder: Path) -> None:
@@ -49,10 +53,27 @@ def load_tensors(state: dict[str, Any], folder: Path) -> None:
         ) from error
 
 
-def _os_error(error: CheckpointException) -> OSError:
-    """DCP wraps what a writer thread raised; the cause is what a user can act on."""
+def _os_error(error: CheckpointException, folder: Path) -> OSError:
+    """DCP wraps what a writer raised, and torch's writer hides a full disk; return what a user can act on."""
     for failure in error.failures.values():
-        cause = failure[0] if isinstance(failure, tuple) else failure
-        if isinstance(cause, OSError):
-            return cause
-    return OSError(str(error))
+        cause: BaseException | None = failure[0] if isinstance(failure, tuple) else failure
+        while cause is not None:
+            if isinstance(cause, OSError) and cause.errno is not None:
+                return cause
+            cause = cause.__cause__ or cause.__context__
+    return _write_fault(folder) or OSError(errno.EIO, " ".join(str(error).split())[:300], str(folder))
+
+
+def _write_fault(folder: Path) -> OSError | None:
+    """Try to write a little into `folder`; return what the system says against it."""
+    probe = folder / ".probe"
+    try:
+        with probe.open("wb") as file:
+            file.write(bytes(_PROBE_BYTES))
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as fault:
+        return OSError(fault.errno, fault.strerror, str(folder))
+    finally:
+        probe.unlink(missing_ok=True)
+    return None

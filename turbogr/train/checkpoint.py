@@ -94,8 +94,9 @@ class Checkpoints:
         return progress
 
     def note_best(self, progress: Progress) -> None:
-        """Write best.json as `progress` knows it."""
+        """Write best.json as `progress` knows it; without a best step there is none."""
         if progress.best_step is None:
+            (self.folder / "best.json").unlink(missing_ok=True)
             return
         best = {"step": progress.best_step, "epoch": progress.best_epoch, "value": progress.best_value}
         replace_text(self.folder / "best.json", json.dumps(best) + "\n")

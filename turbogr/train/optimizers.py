@@ -100,10 +100,11 @@ def make_row_optimizer(weight: Tensor, config: OptimizerConfig) -> RowOptimizer:
 
 def lr_factor(step: int, num_steps: int, config: OptimizerConfig) -> float:
     """Return what multiplies the learning rate at `step` (from 0) of about `num_steps`."""
-    if step < config.warmup_steps:
-        return (step + 1) / config.warmup_steps
+    warmup = config.warmup_steps or 0
+    if step < warmup:
+        return (step + 1) / warmup
     if config.schedule == "constant":
         return 1.0
-    done = min(1.0, (step - config.warmup_steps) / max(1, num_steps - config.warmup_steps))
+    done = min(1.0, (step - warmup) / max(1, num_steps - warmup))
     shape = 1.0 - done if config.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
     return config.final_lr_fraction + (1.0 - config.final_lr_fraction) * shape

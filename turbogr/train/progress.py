@@ -28,22 +28,24 @@ class Window:
 
 @dataclass
 class Progress:
-    """Counts since the start of the run; `seconds` are those of training steps; `loader` is the position of the next
-    batch.
+    """Counts since the start of the run; `seconds` are those of training steps, `wall_seconds` all; `loader` is the
+    position of the next batch.
 
-    `best_value` and `best_step` are of the selecting metric; `evaluated_step` is the step of the last evaluation and
-    `stale_evaluations` how many came since the best. `metrics_bytes` is how long metrics.jsonl is at this point.
+    `best_value` and `best_step` are of the selecting metric, named by `selected_by`; `evaluated_step` is the step of
+    the last evaluation and `stale_evaluations` how many came since the best. `metrics_bytes` is how long metrics.jsonl
+    is at this point.
     """
 
     step: int = 0
     epochs: float = 0.0
     tokens: int = 0
     seconds: float = 0.0
-    evaluation_seconds: float = 0.0
+    wall_seconds: float = 0.0
     strict_flops: float = 0.0
     nominal_flops: float = 0.0
     loader: dict[str, int] = field(default_factory=lambda: {"epoch": 0, "step": 0})
     evaluated_step: int | None = None
+    selected_by: str | None = None
     best_value: float | None = None
     best_step: int | None = None
     best_epoch: float | None = None

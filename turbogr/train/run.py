@@ -26,7 +26,7 @@ from turbogr.evaluate.evaluator import Interrupted
 from turbogr.files import replace_text
 from turbogr.train.checkpoint import read_run_record
 from turbogr.train.stopping import StopRequest
-from turbogr.train.summary import SUMMARY, write_summary
+from turbogr.train.summary import SUMMARY, summary_is_current, write_summary
 from turbogr.train.trainer import Trainer, TrainResult, choose_device
 from turbogr.train.warm_start import WarmStart
 
@@ -54,7 +54,7 @@ def train(
     """
     config = recipe if isinstance(recipe, Config) else load_config(recipe, overrides)
     store, run = Store.open(data), Path(out)
-    exists = run.exists() and any(run.iterdir())
+    exists = _holds_a_run(run)
     if exists and not resume:
         raise UserError(f"{run} already exists; choose another --out, continue it with --resume, or remove it")
     warm_start = None if init_from is None else WarmStart(init_from, store)
@@ -82,13 +82,13 @@ def train(
     }
     run.mkdir(parents=True, exist_ok=True)
     with _alone_in(run):
+        _write_record(run, record, status="running")
         replace_text(run / "config.yaml", dump_config(config))
         replace_text(run / "environment.json", json.dumps(environment, indent=2) + "\n")
-        _write_record(run, record, status="running")
-        if exists:
-            trainer.resume()
-        _say_what_starts(trainer)
         try:
+            if exists:
+                trainer.resume()
+            _say_what_starts(trainer)
             result = _train_and_summarise(trainer)
         except BaseException:
             _write_record(run, record, status="failed")
@@ -98,13 +98,11 @@ def train(
 
 
 def _train_and_summarise(trainer: Trainer) -> TrainResult:
-    """Train, and write the summary of a run that came to its end unless it is there already."""
-    summary = trainer.run / SUMMARY
-    before = trainer.progress.step
+    """Train, and write the summary of a run that came to its end unless that of the same state is there already."""
+    if not summary_is_current(trainer.run, trainer.config, trainer.progress):
+        (trainer.run / SUMMARY).unlink(missing_ok=True)
     result = trainer.fit()
-    if result.step > before:
-        summary.unlink(missing_ok=True)
-    if result.status == "interrupted" or summary.exists():
+    if result.status == "interrupted" or summary_is_current(trainer.run, trainer.config, trainer.progress):
         return result
     with StopRequest() as stop:
         try:
@@ -121,6 +119,14 @@ def _train_and_summarise(trainer: Trainer) -> TrainResult:
         except Interrupted:
             return dataclasses.replace(result, status="interrupted", signal=stop.signal)
     return result
+
+
+def _holds_a_run(run: Path) -> bool:
+    """Whether there is something to resume or to protect; what a killed start left before run.json does not count."""
+    if not run.exists():
+        return False
+    left_behind = {"config.yaml", "environment.json"}
+    return any(entry.name not in left_behind and not entry.name.endswith(".part") for entry in run.iterdir())
 
 
 @contextmanager
@@ -140,10 +146,13 @@ def _alone_in(run: Path) -> Iterator[None]:
 def resolve_against(config: Config, store: Store) -> Config:
     """Fill in the sizes of a config that follow from the data of a store."""
     split = Split.of(store, config.data.split)
-    inputs = np.maximum(split.train_end - np.asarray(store.offsets[:-1]) - 1, 1)
+    inputs = split.train_end - np.asarray(store.offsets[:-1]) - 1
+    num_sequences = int((inputs > 0).sum())
+    inputs = np.maximum(inputs, 1)
     return resolve(
         config,
         num_items=store.num_items,
+        num_sequences=num_sequences,
         typical_length=int(np.quantile(inputs, 0.9)),
         longest_length=int(inputs.max()),
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import resource
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,15 +35,16 @@ def write_summary(
 ) -> dict[str, Any]:
     """Measure the best checkpoint of a run on the test items, beside the baselines, and write summary.json.
 
-    Throughput and utilisation are means over all training steps, without evaluations; `wall_seconds` has both. MFU is
-    None where no peak was measured.
+    Throughput and utilisation are means over all training steps, without evaluations and checkpoints; `wall_seconds`
+    has all. MFU is None where no peak was measured. Cut-offs 10, 50 and 200 are always measured.
 
     Raises:
         Interrupted: `should_stop` returned True; nothing is written.
     """
     model, table, _, info = load_for_inference(run)
     assert config.model.max_len is not None
-    options: dict[str, Any] = {"ks": config.evaluate.ks, "filter_seen": config.evaluate.filter_seen}
+    options: dict[str, Any] = {"ks": _cut_offs(config), "filter_seen": config.evaluate.filter_seen}
+    started = time.perf_counter()
     part = "test" if (split.test >= 0).any() else "valid"
     result = evaluate(
         TableEncoder(model, table),
@@ -71,10 +73,34 @@ def write_summary(
         "mfu_strict": None if gemm_peak is None else progress.strict_flops / seconds / gemm_peak,
         "mfu_nominal": None if gemm_peak is None else progress.nominal_flops / seconds / gemm_peak,
         "peak_memory_bytes": peak_memory_bytes(),
-        "wall_seconds": progress.seconds + progress.evaluation_seconds,
+        "wall_seconds": progress.wall_seconds + time.perf_counter() - started,
+        "state": _state(config, progress),
     }
     replace_text(run / SUMMARY, json.dumps(summary, indent=2) + "\n")
     return summary
+
+
+def summary_is_current(run: Path, config: Config, progress: Progress) -> bool:
+    """Whether summary.json tells of this very state of the run."""
+    try:
+        state = json.loads((run / SUMMARY).read_text(encoding="utf-8"))["state"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+    return bool(state == _state(config, progress))
+
+
+def _state(config: Config, progress: Progress) -> dict[str, Any]:
+    """What a summary depends on."""
+    return {
+        "steps": progress.step,
+        "best_step": progress.best_step,
+        "ks": list(_cut_offs(config)),
+        "filter_seen": config.evaluate.filter_seen,
+    }
+
+
+def _cut_offs(config: Config) -> tuple[int, ...]:
+    return tuple(sorted({10, 50, 200, *config.evaluate.ks}))
 
 
 def peak_memory_bytes() -> int:

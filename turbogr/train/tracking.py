@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import warnings
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
 from tqdm import tqdm
 
@@ -22,9 +23,7 @@ class Tracker:
     """Appends records to metrics.jsonl from byte `metrics_bytes` on; what a killed run wrote after that is dropped."""
 
     def __init__(self, run: Path, *, metrics_bytes: int, step: int, num_steps: int, tensorboard: bool) -> None:
-        self._file = (run / "metrics.jsonl").open("ab")
-        self._file.truncate(metrics_bytes)
-        self._file.seek(metrics_bytes)
+        self._file = _open_at(run / "metrics.jsonl", metrics_bytes)
         self._board = _tensorboard(run / "tensorboard", step) if tensorboard else None
         self._bar = tqdm(total=num_steps, initial=step, unit="step", dynamic_ncols=True, disable=None, smoothing=0.1)
 
@@ -39,6 +38,11 @@ class Tracker:
                 if isinstance(value, (int, float)):
                     self._board.add_scalar(f"{prefix}/{name}", value, step)
         return self._file.tell()
+
+    def sync(self) -> None:
+        """Put metrics.jsonl on the disk, so that a checkpoint never remembers more of it than there is."""
+        self._file.flush()
+        os.fsync(self._file.fileno())
 
     def advance(self) -> None:
         self._bar.update()
@@ -60,9 +64,21 @@ class Tracker:
         self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._bar.close()
+        self.sync()
         self._file.close()
         if self._board is not None:
             self._board.close()
+
+
+def _open_at(path: Path, length: int) -> IO[bytes]:
+    """Open for appending after the first `length` bytes; a shorter file keeps its whole lines, with a warning."""
+    content = path.read_bytes()[:length] if path.exists() else b""
+    if len(content) < length:
+        warnings.warn(f"{path} is shorter than the checkpoint remembers; the records cut off are lost", stacklevel=4)
+        content = content[: content.rfind(b"\n") + 1]
+    file = path.open("ab")
+    file.truncate(len(content))
+    return file
 
 
 def _tensorboard(folder: Path, step: int) -> _Writer | None:
@@ -73,5 +89,5 @@ def _tensorboard(folder: Path, step: int) -> _Writer | None:
             "TensorBoard is not installed (pip install 'turbogr[tensorboard]'); metrics.jsonl has it all", stacklevel=3
         )
         return None
-    writer: _Writer = SummaryWriter(str(folder), purge_step=step)
+    writer: _Writer = SummaryWriter(str(folder), purge_step=step + 1)
     return writer

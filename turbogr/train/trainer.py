@@ -92,6 +92,9 @@ class Trainer:
         self.num_steps = self._count_steps()
         """About how many steps the run has; exact when batches are counted in sequences."""
         self.part = config.evaluate.part or ("valid" if (self.split.valid >= 0).any() else "test")
+        self.selected_by = (
+            f"{self.part} {config.evaluate.metric}, seen items {'out' if config.evaluate.filter_seen else 'in'}"
+        )
 
     def state(self) -> dict[str, Any]:
         """Every tensor that a checkpoint holds."""
@@ -103,22 +106,31 @@ class Trainer:
         step = self.checkpoints.newest()
         if step is not None:
             self.progress = self.checkpoints.restore(self.state(), step)
-            self.checkpoints.note_best(self.progress)
             self.loader.load_state_dict(self.progress.loader)
+            if self.progress.selected_by not in (None, self.selected_by):
+                self._forget_best()
+            self.checkpoints.note_best(self.progress)
+
+    def _forget_best(self) -> None:
+        """Values of another metric, part or filter say nothing about which checkpoint is best now."""
+        progress = self.progress
+        progress.best_value = progress.best_step = progress.best_epoch = progress.evaluated_step = None
+        progress.stale_evaluations = 0
 
     def fit(self) -> TrainResult:
-        """Train to the end, or until a signal, a plateau or a non-finite value; always leaves a checkpoint.
+        """Train to the end, or until a signal, a plateau or a non-finite value, and leave a checkpoint of that point.
 
         Raises:
             NonFiniteError: the loss or a gradient is not finite; the weights are those of the step before.
         """
         config, progress = self.config, self.progress
+        self._wall_offset = progress.wall_seconds - time.perf_counter()
         with StopRequest() as stop, self._tracker() as tracker:
             try:
                 while (status := self._status(stop)) is None:
                     if self._evaluation_due():
                         self._evaluate(tracker, stop)
-                        self.checkpoints.save(self.state(), progress)
+                        self._checkpoint(tracker)
                         continue
                     for batch in self.loader:
                         self.step(batch.to(self.device))
@@ -126,17 +138,22 @@ class Trainer:
                         if progress.step % config.train.log_every == 0:
                             self._record_training(tracker)
                         if config.train.checkpoint_every and progress.step % config.train.checkpoint_every == 0:
-                            self.checkpoints.save(self.state(), progress)
+                            self._checkpoint(tracker)
                         if stop or progress.step == config.train.steps:
                             break
             except Interrupted:
                 status = "interrupted"
             except NonFiniteError:
-                self.checkpoints.save(self.state(), progress)
+                self._checkpoint(tracker)
                 raise
-        if status == "interrupted":
-            self.checkpoints.save(self.state(), progress)
+            if status == "interrupted":
+                self._checkpoint(tracker)
         return TrainResult(self.run, status, progress.step, progress.best_step, progress.best_value, stop.signal)
+
+    def _checkpoint(self, tracker: Tracker) -> None:
+        tracker.sync()
+        self.progress.wall_seconds = time.perf_counter() + self._wall_offset
+        self.checkpoints.save(self.state(), self.progress)
 
     def _count_steps(self) -> int:
         limits = []
@@ -175,8 +192,9 @@ class Trainer:
         loss_value, norm_value = torch.stack([loss.detach(), norm]).tolist()
         if not (abs(loss_value) < float("inf") and norm_value < float("inf")):
             raise self._non_finite(batch, loss_value)
-        if optimizer.clip_norm is not None and norm_value > optimizer.clip_norm:
-            torch._foreach_mul_(gradients, optimizer.clip_norm / norm_value)
+        if optimizer.clip_norm is not None:
+            parameters = [*self.model.parameters(), working_set.rows]
+            torch.nn.utils.clip_grads_with_norm_(parameters, optimizer.clip_norm, norm)
         factor = lr_factor(progress.step, self.num_steps, optimizer)
         self.dense.step(optimizer.lr * factor)
         self.rows.step(working_set.ids, working_set.rows.grad, (optimizer.table_lr or optimizer.lr) * factor)
@@ -223,7 +241,7 @@ class Trainer:
         if progress.step == 0 or progress.evaluated_step == progress.step:
             return False
         ended = self._all_steps_done(self.config.train.epochs, self.config.train.steps)
-        at_epoch = progress.loader["step"] == 0 and progress.loader["epoch"] % self.config.evaluate.every == 0
+        at_epoch = progress.loader["step"] == 0 and progress.loader["epoch"] % (self.config.evaluate.every or 1) == 0
         return ended or at_epoch
 
     def _evaluate(self, tracker: Tracker, stop: StopRequest) -> None:
@@ -243,11 +261,10 @@ class Trainer:
             should_stop=lambda: bool(stop),
         )
         seconds = time.perf_counter() - started
-        progress.evaluation_seconds += seconds
         value = result.metrics[config.metric]
         better = progress.best_value is None or value > progress.best_value
         progress.stale_evaluations = 0 if better else progress.stale_evaluations + 1
-        progress.evaluated_step = progress.step
+        progress.evaluated_step, progress.selected_by = progress.step, self.selected_by
         if better:
             progress.best_value, progress.best_step, progress.best_epoch = value, progress.step, self.epoch()
         progress.metrics_bytes = tracker.record(
