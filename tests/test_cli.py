@@ -181,10 +181,90 @@ def test_sigterm_unwinds_and_is_one_line(command, capsys):
     assert signal.getsignal(signal.SIGTERM) == before
 
 
+SWALLOWS = """
+import os, signal, time
+try:
+    os.kill(os.getpid(), signal.{name})
+    time.sleep(0.2)
+except:
+    pass
+"""
+PLAIN_COMMAND = """
+def add_parser(subparsers):
+    subparsers.add_parser("doctor").set_defaults(run=run)
+"""
+
+
+@pytest.fixture
+def command_file(tmp_path, monkeypatch):
+    """Put a module file in the place of `turbogr doctor`, and `swallowing`, which stops us while it is imported."""
+
+    def install(name, text):
+        (tmp_path / "swallowing.py").write_text(SWALLOWS.format(name=name))
+        (tmp_path / "doctor.py").write_text(text + PLAIN_COMMAND)
+        commands = importlib.import_module("turbogr.commands")
+        monkeypatch.setattr(commands, "__path__", [str(tmp_path)])
+        monkeypatch.syspath_prepend(tmp_path)
+        for module in ("turbogr.commands.doctor", "swallowing"):
+            monkeypatch.delitem(sys.modules, module, raising=False)
+
+    yield install
+    for module in ("turbogr.commands.doctor", "swallowing"):
+        sys.modules.pop(module, None)
+
+
+@pytest.mark.parametrize(("name", "status"), [("SIGINT", 130), ("SIGTERM", 143)])
+def test_a_signal_that_an_import_swallows_still_stops_us(command_file, capsys, name, status):
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)}
+    command_file(name, "import swallowing\ndef run(args):\n    print('ran on')\n    return 0\n")
+    assert cli.main(["doctor"]) == status
+    assert "ran on" not in capsys.readouterr().out
+
+    late = (
+        "def run(args):\n    import swallowing\n    import time\n    time.sleep(9)\n    print('ran on')\n    return 0\n"
+    )
+    command_file(name, late)
+    assert cli.main(["doctor"]) == status
+    assert "ran on" not in capsys.readouterr().out
+    assert {number: signal.getsignal(number) for number in handlers} == handlers
+    assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
+
+
+def test_a_signal_during_an_import_reaches_the_handler_that_came_after_it(command_file):
+    text = """
+def run(args):
+    import time
+    from turbogr.train.stopping import StopRequest
+    import swallowing
+    with StopRequest() as stop:
+        for _ in range(200):
+            if stop:
+                return 77
+            time.sleep(0.01)
+    return 0
+"""
+    importlib.import_module("turbogr.train.stopping")
+    command_file("SIGINT", text)
+    assert cli.main(["doctor"]) == 77
+
+
+def test_an_ignored_signal_stays_ignored(command):
+    def run(args):
+        os.kill(os.getpid(), signal.SIGINT)
+        return 0
+
+    command(run)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        assert cli.main(["doctor"]) == 0
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def test_a_reader_that_leaves_is_no_error():
     code = (
         "import sys\nfrom turbogr import cli\n"
-        "cli._run = lambda arguments: [print('x' * 1000) for _ in range(10000)] and 0\n"
+        "cli._run = lambda *ignored: [print('x' * 1000) for _ in range(10000)] and 0\n"
         "sys.exit(cli.main(['doctor']))"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:

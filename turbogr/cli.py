@@ -20,6 +20,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn, TextIO
 
 from turbogr import __version__
@@ -55,9 +56,9 @@ _OS_REMEDIES = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `turbogr` with the arguments of a command line and return the exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    with _own_warnings_in_one_line(), _terminated_by_exception():
+    with _own_warnings_in_one_line(), _Stopping() as stopping:
         try:
-            status = _run(arguments)
+            status = _run(arguments, stopping)
             sys.stdout.flush()
             return status
         except UserError as error:
@@ -76,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _fail(sentence, 2)
 
 
-def _run(arguments: list[str]) -> int:
+def _run(arguments: list[str], stopping: _Stopping) -> int:
     chosen = arguments[0] if arguments else None
     if chosen is None:
         _build_parser(None).print_help()
@@ -95,6 +96,7 @@ def _run(arguments: list[str]) -> int:
         return int(stop.code or 0)
     if unknown:
         raise UserError(_unknown_argument(unknown[0], parser.subcommand(chosen)))
+    stopping.raise_postponed()
     return int(args.run(args))
 
 
@@ -176,21 +178,68 @@ class _Terminated(BaseException):
     """SIGTERM, raised where the program stands so that everything half-written is removed on the way out."""
 
 
-@contextmanager
-def _terminated_by_exception() -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
+class _Stopping:
+    """Inside `with`, SIGINT raises KeyboardInterrupt and SIGTERM raises _Terminated, but not inside an import.
 
-    def terminate(signum: int, frame: object) -> None:
+    Libraries guard their optional imports with a bare `except`, which would swallow the exception, and the command
+    would run on. So a signal that comes while a module is imported is sent again, to whichever handler is there by
+    then, as soon as no import is under way; only an impatient second one is raised at once. A signal that the caller
+    ignores stays ignored. Outside the main thread, where Python cannot set handlers, nothing is changed.
+    """
+
+    _INTERVAL = 0.05
+
+    def __init__(self) -> None:
+        self._previous: dict[int, Any] = {}
+        self._postponed: int | None = None
+
+    def __enter__(self) -> _Stopping:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    self._previous[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._cancel()
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def raise_postponed(self) -> None:
+        """Send a postponed signal again now; for the moment between the imports and the work."""
+        if self._postponed is not None:
+            number = self._postponed
+            self._cancel()
+            signal.raise_signal(number)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._postponed is None and _is_importing(frame):
+            self._postponed = number
+            self._previous[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._look_again)
+            signal.setitimer(signal.ITIMER_REAL, self._INTERVAL, self._INTERVAL)
+            return
+        if number == signal.SIGINT:
+            raise KeyboardInterrupt
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second one ends the process at once
         raise _Terminated
 
-    previous = signal.signal(signal.SIGTERM, terminate)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, previous)
+    def _look_again(self, number: int, frame: FrameType | None) -> None:
+        if not _is_importing(frame):
+            self.raise_postponed()
+
+    def _cancel(self) -> None:
+        if self._postponed is not None:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            self._postponed = None
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    """Return whether a module is being imported in this frame or in one that called it, up to `main`."""
+    while frame is not None and frame.f_code is not main.__code__:
+        if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
+            return True
+        frame = frame.f_back
+    return False
 
 
 @contextmanager
