@@ -59,7 +59,7 @@ def _os_error(error: CheckpointException, folder: Path) -> OSError:
         cause: BaseException | None = failure[0] if isinstance(failure, tuple) else failure
         while cause is not None:
             if isinstance(cause, OSError) and cause.errno is not None:
-                return cause
+                return OSError(cause.errno, cause.strerror, str(folder))
             cause = cause.__cause__ or cause.__context__
     return _write_fault(folder) or OSError(errno.EIO, " ".join(str(error).split())[:300], str(folder))
 
