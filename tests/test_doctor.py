@@ -111,4 +111,4 @@ def test_the_command_writes_the_same_facts(tmp_path, capsys):
 
 def test_the_command_refuses_a_missing_folder_before_measuring(tmp_path, capsys):
     assert cli.main(["doctor", "--json", str(tmp_path / "no" / "facts.json")]) == 2
-    assert "its folder does not exist" in capsys.readouterr().err
+    assert "no does not exist; make it" in capsys.readouterr().err

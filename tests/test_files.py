@@ -5,7 +5,8 @@ import stat
 
 import pytest
 
-from turbogr.files import replace_text
+from turbogr.errors import UserError
+from turbogr.files import check_target, replace_text, replacing
 
 
 def test_text_is_replaced_and_readable_like_any_file(tmp_path):
@@ -31,3 +32,34 @@ def test_a_failure_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch, c
         replace_text(path, "new")
     assert path.read_text() == "old"
     assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_a_failure_names_the_file_that_was_asked_for(tmp_path, monkeypatch):
+    path = tmp_path / "nowhere" / "a.json"
+    with pytest.raises(FileNotFoundError) as missing:
+        replace_text(path, "new")
+    assert missing.value.filename == str(path)
+
+    path = tmp_path / "a.json"
+    with pytest.raises(OSError, match=r"Is a directory: '.*/a\.json'") as failed, replacing(path) as aside:
+        raise IsADirectoryError(21, "Is a directory", str(aside))
+    assert failed.value.filename == str(path)
+    with pytest.raises(FileNotFoundError) as other, replacing(path):
+        (tmp_path / "other").read_text()
+    assert other.value.filename == str(tmp_path / "other")
+    path.mkdir()
+    with pytest.raises(OSError, match=r"a\.json") as failed:
+        replace_text(path, "new")
+    assert ".part" not in str(failed.value)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a.json"]
+
+
+def test_a_target_is_checked_before_the_work(tmp_path, monkeypatch):
+    check_target(tmp_path / "a.json", "--out")
+    with pytest.raises(UserError, match=r"--out .*b/a\.json: the folder .*b does not exist; make it"):
+        check_target(tmp_path / "b" / "a.json", "--out")
+    with pytest.raises(UserError, match="is a folder"):
+        check_target(tmp_path, "--out")
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write anywhere
+    with pytest.raises(UserError, match="is not writable"):
+        check_target(tmp_path / "a.json", "--out")

@@ -153,7 +153,7 @@ def test_recommend_for_the_users_of_a_file(trained: Path, tmp_path: Path, capsys
         (["--out", "lists.csv", "--batch-size", "0"], "--batch-size is 0"),
         (["--out", "lists.csv", "--at", "tomorrow"], "cannot read 'tomorrow' as a time"),
         (["--out", "lists.csv", "--at", "0"], "before the last event of user"),
-        (["--out", "nowhere/lists.csv"], "no such file or folder"),
+        (["--out", "nowhere/lists.csv"], "--out nowhere/lists.csv: the folder nowhere does not exist"),
         (["--out", "lists.csv", "--users", "nobody.txt"], "no such file or folder"),
         (["--out", "lists.csv", "--data", "nowhere"], "does not exist"),
     ],
@@ -172,6 +172,28 @@ def test_mistakes_are_told_in_one_sentence_and_write_nothing(
     assert message in error
     assert error.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", [("recommend", "--out", "lists.csv"), ("evaluate", "--json", "result.json")])
+def test_a_target_without_a_folder_is_refused_before_the_model_is_loaded(
+    trained: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+    command: tuple[str, ...],
+) -> None:
+    def refuse(*args: object) -> None:
+        raise AssertionError("the model is loaded")
+
+    monkeypatch.setattr("turbogr.recommend.load_for_inference", refuse)
+    name, option, file = command
+    assert cli.main([name, str(trained), option, str(tmp_path / "nowhere" / file)]) == 2
+    assert (
+        f"{option} {tmp_path}/nowhere/{file}: the folder {tmp_path}/nowhere does not exist" in capsys.readouterr().err
+    )
+    (tmp_path / file).mkdir()
+    assert cli.main([name, str(trained), option, str(tmp_path / file)]) == 2
+    assert "is a folder" in capsys.readouterr().err
 
 
 def test_a_store_that_moved_is_found_again_and_another_one_is_refused(

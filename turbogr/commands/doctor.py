@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from turbogr import doctor
-from turbogr.errors import UserError
-from turbogr.files import replace_text
+from turbogr.files import check_target, replace_text
 
 
 def add_parser(subparsers: Any) -> None:
@@ -27,8 +26,8 @@ def add_parser(subparsers: Any) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command; return its exit status."""
-    if args.json is not None and not args.json.parent.is_dir():
-        raise UserError(f"--json {args.json}: its folder does not exist; make it first")
+    if args.json is not None:
+        check_target(args.json, "--json")
     facts = doctor.examine(measure=not args.quick)
     print(doctor.describe(facts))
     if args.json is not None:

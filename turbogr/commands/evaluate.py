@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tqdm import tqdm
 
 from turbogr.errors import UserError
-from turbogr.files import replace_text
+from turbogr.files import check_target, replace_text
 
 if TYPE_CHECKING:
     from turbogr.recommend import TrainedRun
@@ -45,7 +45,11 @@ def run(args: argparse.Namespace) -> int:
 
     if args.batch_size is not None and args.batch_size < 1:
         raise UserError(f"--batch-size is {args.batch_size}; give at least 1")
+    if args.json is not None:
+        check_target(args.json, "--json")
     opened = open_run(args.folder, data=args.data, which=args.which)
+    target = args.folder / "evaluation.json"
+    check_target(target, "the result")
     settings = opened.config.evaluate
     num_users = len(HeldOut.of(opened.store, opened.split, args.part))
     with tqdm(total=num_users, desc="evaluating", unit="user", delay=2, leave=False, disable=None) as bar:
@@ -63,7 +67,6 @@ def run(args: argparse.Namespace) -> int:
     baselines = _baselines(opened, args.part)
     measured = {"model": result.metrics, **baselines}
     protocol = f"{result.protocol}; {_checkpoint(opened, args.part)}"
-    target = args.folder / "evaluation.json"
     # One sentence heads the file: that of the test part, if it has been measured.
     earlier = _earlier_evaluation(target, opened.info["step"])
     head: dict[str, Any] = {"num_users": result.num_users, "protocol": protocol, "skipped": result.skipped}

@@ -17,7 +17,7 @@ import pyarrow.parquet
 from tqdm import tqdm
 
 from turbogr.errors import UserError, nearest
-from turbogr.files import replacing
+from turbogr.files import check_target, replacing
 
 if TYPE_CHECKING:
     from turbogr.recommend import Recommendations
@@ -61,6 +61,7 @@ def run(args: argparse.Namespace) -> int:
             f"--out {args.out} has the ending '{args.out.suffix}'; choose from {', '.join(FORMATS)}."
             f"{nearest(args.out.suffix, FORMATS)}"
         )
+    check_target(args.out, "--out")
     for name in ("k", "batch_size"):
         value = getattr(args, name)
         if value is not None and value < 1:

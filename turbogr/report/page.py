@@ -15,8 +15,7 @@ import jinja2
 from markupsafe import Markup
 
 from turbogr import __version__
-from turbogr.errors import UserError
-from turbogr.files import replace_text
+from turbogr.files import check_target, replace_text
 from turbogr.report import origin, progress, quality, wording
 from turbogr.report.run import Run
 from turbogr.report.section import Section
@@ -42,14 +41,11 @@ def write_report(run: Path | str, out: Path | str | None = None) -> Path:
     """Write the report of the run folder `run` to `out` (default: report.html in it) and return its path.
 
     Raises:
-        UserError: `run` is not a run folder, or `out` is a folder or lies in none.
+        UserError: `run` is not a run folder, or `out` is a folder, lies in none, or in one that cannot be written.
     """
     content = Run.read(run)
     target = content.path / "report.html" if out is None else Path(out)
-    if target.is_dir():
-        raise UserError(f"{target} is a folder; name a file for the report, such as {target / 'report.html'}")
-    if not target.parent.is_dir():
-        raise UserError(f"{target}: the folder {target.parent} does not exist; make it or name another")
+    check_target(target, "the report" if out is None else "--out")
     replace_text(target, render(content))
     return target
 
