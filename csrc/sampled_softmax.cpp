@@ -191,6 +191,47 @@ struct Triple {
   float coefficient;
 };
 
+// sums[row] += coefficient * queries[position] for every triple, over Vectors vectors of columns, the last of `last`
+// columns. Triples come in the order of positions, so a query is loaded once for its run of them.
+template <int Vectors>
+void add_columns(const Triple* triples, int64_t n, const float* queries, int64_t width, int last, float* sums) {
+  vf query[Vectors] = {};
+  uint32_t loaded = UINT32_MAX;
+  for (int64_t i = 0; i < n; ++i) {
+    const Triple triple = triples[i];
+    if (i + 8 < n) {
+      __builtin_prefetch(queries + int64_t(triples[i + 8].position) * width);
+      __builtin_prefetch(sums + int64_t(triples[i + 8].row) * width, 1);
+    }
+    if (triple.position != loaded) {
+      loaded = triple.position;
+      const float* from = queries + int64_t(loaded) * width;
+#pragma GCC unroll 8
+      for (int v = 0; v < Vectors - 1; ++v) query[v] = load(from + v * kLanes);
+      query[Vectors - 1] = load_some(from + (Vectors - 1) * kLanes, last);
+    }
+    float* sum = sums + int64_t(triple.row) * width;
+#pragma GCC unroll 8
+    for (int v = 0; v < Vectors - 1; ++v) {
+      store(sum + v * kLanes, load(sum + v * kLanes) + triple.coefficient * query[v]);
+    }
+    float* end = sum + (Vectors - 1) * kLanes;
+    store_some(end, load_some(end, last) + triple.coefficient * query[Vectors - 1], last);
+  }
+}
+
+void add_triples(const Triple* triples, int64_t n, const float* queries, int64_t width, float* sums) {
+  using Add = void (*)(const Triple*, int64_t, const float*, int64_t, int, float*);
+  static constexpr Add kAdds[] = {add_columns<1>, add_columns<2>, add_columns<3>, add_columns<4>,
+                                  add_columns<5>, add_columns<6>, add_columns<7>, add_columns<8>};
+  for (int64_t column = 0; column < width; column += 8 * kLanes) {
+    const int64_t columns = min_of(8 * kLanes, width - column);
+    const int64_t vectors = ceil_div(columns, kLanes);
+    const int last = static_cast<int>(columns - (vectors - 1) * kLanes);
+    kAdds[vectors - 1](triples, n, queries + column, width, last, sums + column);
+  }
+}
+
 // Sums of coefficient * query by row, a range of rows at a time.
 class RowSums {
  public:
@@ -210,18 +251,7 @@ class RowSums {
     if (begin >= end) return;
     if (first)
       std::memset(target_ + begin * p_.width, 0, static_cast<size_t>((end - begin) * p_.width) * sizeof(float));
-    for (int64_t i = 0; i < n; ++i) {
-      const Triple& triple = triples[i];
-      if (i + 8 < n) {
-        __builtin_prefetch(p_.queries + (first_position + triples[i + 8].position) * p_.width);
-        __builtin_prefetch(target_ + int64_t(triples[i + 8].row) * p_.width, 1);
-      }
-      const float* query = p_.queries + (first_position + triple.position) * p_.width;
-      float* sum = target_ + int64_t(triple.row) * p_.width;
-      for_vectors(p_.width, [&](int64_t c, int count) {
-        store_some(sum + c, load_some(sum + c, count) + triple.coefficient * load_some(query + c, count), count);
-      });
-    }
+    add_triples(triples, n, p_.queries + first_position * p_.width, p_.width, target_);
     if (last && p_.normalize) {
       for (int64_t row = begin; row < end; ++row) {
         through_norm(p_.rows + row * p_.width, inverse_rows_[row], p_.width, target_ + row * p_.width);

@@ -69,7 +69,19 @@ inline void store_first(float* p, vf x, int count) {
 #if defined(__AVX512F__)
   _mm512_mask_storeu_ps(p, static_cast<__mmask16>((1u << count) - 1u), (__m512)x);
 #elif defined(__AVX2__)
-  _mm256_maskstore_ps(p, (__m256i)(lane_numbers() < splat(int32_t(count))), (__m256)x);
+  // In pieces: a masked store takes dozens of micro-operations on some processors.
+  __m128 part = _mm256_castps256_ps128((__m256)x);
+  if (count & 4) {
+    _mm_storeu_ps(p, part);
+    part = _mm256_extractf128_ps((__m256)x, 1);
+    p += 4;
+  }
+  if (count & 2) {
+    _mm_storel_pi(reinterpret_cast<__m64*>(p), part);
+    part = _mm_movehl_ps(part, part);
+    p += 2;
+  }
+  if (count & 1) _mm_store_ss(p, part);
 #else
   for (int i = 0; i < count; ++i) p[i] = x[i];
 #endif
