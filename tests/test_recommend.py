@@ -249,6 +249,25 @@ def test_k_must_be_positive(recommender: Recommender) -> None:
         recommender.similar_items("item-001", k=0)
 
 
+@pytest.mark.parametrize("k", [1.5, 10.0, "10", True, None])
+def test_k_must_be_a_whole_number(recommender: Recommender, k: Any) -> None:
+    for ask in (
+        lambda: recommender.recommend([], k=k),
+        lambda: recommender.recommend_users(k=k),
+        lambda: recommender.similar_items("item-001", k=k),
+    ):
+        with pytest.raises(UserError, match=r"k is .*; give a whole number"):
+            ask()
+    assert len(recommender.similar_items("item-001", k=np.int64(3))) == 3  # type: ignore[arg-type]
+
+
+def test_users_who_have_seen_everything_are_counted(tmp_path: Path) -> None:
+    store = write_store(tmp_path / "store", [[0, 1, 2, 3, 4], [], [3, 1, 2], [4, 3, 2, 1, 0]], 5)
+    recommender = Recommender(TimeEncoder(5), store, Split.of(store), max_len=MAX_LEN)
+    assert sum(some.num_empty for some in recommender.recommend_users(k=2, batch_size=2)) == 2
+    assert sum(some.num_empty for some in recommender.recommend_users(k=2, filter_seen=False)) == 0
+
+
 def test_load_is_at_the_top_of_the_package_and_costs_nothing_until_used() -> None:
     script = (
         "import sys, turbogr; assert 'torch' not in sys.modules; assert turbogr.load.__module__ == 'turbogr.recommend'"

@@ -23,7 +23,7 @@ def check_target(path: Path | str, place: str) -> None:
     if not path.parent.is_dir():
         raise UserError(f"{place} {path}: the folder {path.parent} does not exist; make it or name another")
     if not os.access(path.parent, os.W_OK | os.X_OK):
-        raise UserError(f"{place} {path}: the folder {path.parent} cannot be written; mend its rights or name another")
+        raise UserError(f"{place} {path}: the folder {path.parent} is not writable; change its rights or name another")
 
 
 def replace_text(path: Path | str, text: str) -> None:

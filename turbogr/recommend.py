@@ -21,6 +21,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from turbogr import ops
 from turbogr.config import Config
 from turbogr.data.batching import batch_from_histories
 from turbogr.data.histories import History, Time, Unknown, read_histories, seconds_of
@@ -62,10 +63,11 @@ class TrainedRun:
 def open_run(run: str | Path, *, data: str | Path | None = None, which: Which = "best") -> TrainedRun:
     """Open the best or last checkpoint of a run with the store it was trained on.
 
-    `data` says where the store is now if it was moved.
+    `data` says where the store is now if it was moved. The operators' backend becomes the run's, in this process.
 
     Raises:
-        UserError: not a run, no checkpoint, no store, or a store with other data than the run was trained on.
+        UserError: not a run, no checkpoint, no store, a store with other data than the run was trained on, or one
+            trained with a backend that this machine cannot run.
     """
     path = Path(run)
     record = read_run_record(path)["data"]
@@ -79,6 +81,7 @@ def open_run(run: str | Path, *, data: str | Path | None = None, which: Which = 
             f"not {record['content_hash'][:12]}); give the original store with --data DIR, or train again"
         )
     model, table, config, info = load_for_inference(path, which)
+    ops.set_backend(config.train.backend)  # a run is measured with the operators it was trained with
     return TrainedRun(path, TableEncoder(model, table), store, Split.of(store, config.data.split), config, info)
 
 
@@ -90,12 +93,21 @@ def load(run: str | Path, *, data: str | Path | None = None, which: Which = "bes
 
 @dataclass(frozen=True)
 class Recommendations:
-    """Some users' lists, one entry per recommended item, users together and best item first; ranks start at 1."""
+    """Some users' lists, one entry per recommended item, users together and best item first; ranks start at 1.
+
+    `num_users` counts the users asked for; one who has seen every item has no entry.
+    """
 
     user_ids: NDArray[Any]
     item_ids: NDArray[Any]
     ranks: Int64Array
     scores: NDArray[np.float32]
+    num_users: int
+
+    @property
+    def num_empty(self) -> int:
+        """How many users have no entry."""
+        return self.num_users - int((self.ranks == 1).sum())
 
 
 class Recommender:
@@ -189,6 +201,7 @@ class Recommender:
         Raises:
             UserError: an unknown item, or a k below 1.
         """
+        _check_k(k)
         row = int(self.store.item_ids.encode([item])[0])
         if row < 0:
             raise UserError(f"the model does not know the item {item!r}; it has {self.store.num_items:,} others")
@@ -244,7 +257,11 @@ class Recommender:
         kept = rows >= 0
         place, column = np.nonzero(kept)
         return Recommendations(
-            self.store.user_ids.decode(users[place]), self.store.item_ids.decode(rows[kept]), column + 1, scores[kept]
+            self.store.user_ids.decode(users[place]),
+            self.store.item_ids.decode(rows[kept]),
+            column + 1,
+            scores[kept],
+            len(users),
         )
 
     def _known_users(self, user_ids: Sequence[Any] | NDArray[Any], unknown: Unknown) -> Int64Array:
@@ -287,9 +304,9 @@ class Recommender:
         return list(zip(self.store.item_ids.decode(rows[kept]).tolist(), scores[kept].tolist(), strict=True))
 
 
-def _check_k(k: int) -> None:
-    if k < 1:
-        raise UserError(f"k is {k}; ask for at least 1 item")
+def _check_k(k: Any) -> None:
+    if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
+        raise UserError(f"k is {k!r}; give a whole number of items, at least 1")
 
 
 def _plain(value: Any) -> Any:

@@ -16,9 +16,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
+import yaml
 
 from tests.stores import draw_histories, write_store
-from turbogr import cli, machine
+from turbogr import cli, machine, ops
 from turbogr.commands.recommend import read_users
 from turbogr.config import Config, DataConfig, EvaluateConfig, LossConfig, ModelConfig, TrainConfig
 from turbogr.data.store import Store
@@ -194,6 +196,34 @@ def test_a_target_without_a_folder_is_refused_before_the_model_is_loaded(
     (tmp_path / file).mkdir()
     assert cli.main([name, str(trained), option, str(tmp_path / file)]) == 2
     assert "is a folder" in capsys.readouterr().err
+
+
+def test_users_who_have_seen_everything_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr(machine, "gemm_peak", lambda *args, **kwargs: 1e11)
+    histories = [*draw_histories(3, 40, 12, shortest=3), list(range(12)), list(range(12))]
+    complete = sum(len(set(history)) == 12 for history in histories)
+    write_store(tmp_path / "data", histories, 12)
+    train(CONFIG, tmp_path / "data", tmp_path / "run")
+    capsys.readouterr()
+    command = ["recommend", str(tmp_path / "run"), "--out", str(tmp_path / "lists.jsonl")]
+    assert cli.main(command) == 0
+    assert f"\n{complete} users have no row: they have seen every item" in capsys.readouterr().err
+    assert cli.main([*command, "--include-seen"]) == 0
+    assert "no row" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["reference", "auto"])
+def test_a_run_is_opened_with_the_backend_it_was_trained_with(run: Path, name: str) -> None:
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config["train"]["backend"] = name
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    with ops.backend("reference" if name == "auto" else "auto"):
+        open_run(run)
+        served = ops.services(torch.device("cpu"))
+    assert ({service.why for service in served} == {"chosen by name"}) == (name == "reference")
+    assert name == "auto" or {service.backend for service in served} == {"reference"}
 
 
 def test_a_store_that_moved_is_found_again_and_another_one_is_refused(

@@ -83,8 +83,13 @@ def run(args: argparse.Namespace) -> int:
             progress=bar.update,
         )
         text_ids = (recommender.store.user_ids.is_text, recommender.store.item_ids.is_text)
-        num_rows = write_recommendations(args.out, lists, *text_ids)
+        num_rows, num_empty = write_recommendations(args.out, lists, *text_ids)
     print(f"{num_rows:,} recommendations written to {args.out}", file=sys.stderr)
+    if num_empty:
+        print(
+            f"{num_empty:,} users have no row: they have seen every item; --include-seen recommends these again",
+            file=sys.stderr,
+        )
     return 0
 
 
@@ -150,8 +155,8 @@ def _user_column(path: Path, names: list[str], asked: str | None) -> str:
 
 def write_recommendations(
     path: Path, lists: Generator[Recommendations, None, None], text_users: bool, text_items: bool
-) -> int:
-    """Write lists to a .parquet, .csv or .jsonl file as they come and return the number of rows.
+) -> tuple[int, int]:
+    """Write lists to a .parquet, .csv or .jsonl file as they come; return the number of rows and of users without any.
 
     The file appears when it is complete; until then, and after a failure, an older file of that name stays.
     """
@@ -163,14 +168,15 @@ def write_recommendations(
             "score": pa.float32(),
         }
     )
-    num_rows = 0
+    num_rows = num_empty = 0
     with closing(lists), replacing(path) as aside, _WRITERS[path.suffix](aside, schema) as write:
         for some in lists:
             columns = [some.user_ids, some.item_ids, some.ranks, some.scores]
             arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
             write(pa.record_batch(arrays, schema=schema))
             num_rows += len(some.ranks)
-    return num_rows
+            num_empty += some.num_empty
+    return num_rows, num_empty
 
 
 Write = Callable[[pa.RecordBatch], None]
