@@ -54,6 +54,7 @@ def test_a_healthy_machine_has_nothing_to_mend(facts):
     ("change", "words"),
     [
         ({"machine": {"threads": 8, "cores": 2}}, ["8 threads on 2", "OMP_NUM_THREADS=2"]),
+        ({"gemm_peak": {"bfloat16": {"flops": 9.9e9}}}, ["bfloat16", "emulated", "19.8%", "train in float32"]),
         ({"disk": {"free_bytes": 1e9, "path": "/data"}}, ["1.0 GB", "/data", "free some space"]),
         ({"memory": {"available_bytes": 1e9}}, ["1.0 GB of memory", "end other programs"]),
         (
@@ -80,6 +81,14 @@ def test_each_trouble_comes_with_its_remedy(facts, change, words):
             facts[key] = value
     (trouble,) = doctor.find_troubles(facts)
     assert all(word in trouble for word in words)
+
+
+def test_a_precision_of_its_own_speed_is_not_called_emulated(facts):
+    facts["gemm_peak"]["bfloat16"] = {"flops": 1e10}
+    facts["gemm_peak"]["float16"] = {"fault": "it died"}
+    assert not any("emulated" in trouble for trouble in doctor.find_troubles(facts))
+    facts["gemm_peak"] = {}
+    assert not any("emulated" in trouble for trouble in doctor.find_troubles(facts))
 
 
 def test_no_compiler(monkeypatch, tmp_path):

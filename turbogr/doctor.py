@@ -23,6 +23,7 @@ PRECISIONS = (torch.float32, torch.bfloat16, torch.float16)
 _GB = 1e9
 _LITTLE_DISK = 5 * _GB
 _LITTLE_MEMORY = 2 * _GB
+_EMULATED = 0.2
 
 
 def examine(folder: Path | str = ".", measure: bool = True) -> dict[str, Any]:
@@ -102,6 +103,7 @@ def find_troubles(facts: dict[str, Any]) -> list[str]:
         troubles.append(_kernels_missing(facts))
     faults = {name: peak["fault"] for name, peak in facts["gemm_peak"].items() if "fault" in peak}
     troubles += [f"{fault}; do not compute in {name} on this machine" for name, fault in faults.items()]
+    troubles += _emulated(facts["gemm_peak"])
     free = facts["disk"]["free_bytes"]
     if free < _LITTLE_DISK:
         troubles.append(
@@ -112,6 +114,19 @@ def find_troubles(facts: dict[str, Any]) -> list[str]:
     if available is not None and available < _LITTLE_MEMORY:
         troubles.append(f"only {available / _GB:.1f} GB of memory are available; end other programs before training")
     return troubles
+
+
+def _emulated(peaks: dict[str, dict[str, Any]]) -> list[str]:
+    """Tell of every precision that is so far below float32 that the machine cannot have instructions for it."""
+    full = peaks.get("float32", {}).get("flops")
+    if full is None:
+        return []
+    shares = {name: peak["flops"] / full for name, peak in peaks.items() if "flops" in peak}
+    return [
+        f"{name} is emulated here and runs at {share:.1%} of the speed of float32; train in float32"
+        for name, share in shares.items()
+        if share < _EMULATED
+    ]
 
 
 def describe(facts: dict[str, Any]) -> str:
