@@ -110,6 +110,7 @@ def test_the_line_is_right_after_quoted_line_ends(tmp_path: Path) -> None:
         ('{"user_id": 1, "item_id": 2, "timestamp": NaN}', "time"),
         ("[1, 2, 3]", "not a JSON object"),
         ("\udcff", "UTF-8"),
+        ('{"user_id": 1, "item_id": 2, "timestamp": "\udcff"}', "UTF-8"),
     ],
 )
 def test_wrong_json_is_refused_with_its_line_or_dropped(tmp_path: Path, line: str, message: str) -> None:
@@ -130,6 +131,11 @@ def parquet_bytes(**columns: object) -> bytes:
     return bytes(sink.getvalue())
 
 
+def unchecked_text(values: list[bytes]) -> pa.Array:
+    """Text as other programs write it: called UTF-8 without being so."""
+    return pa.Array.from_buffers(pa.string(), len(values), pa.array(values).buffers())
+
+
 @pytest.mark.parametrize(
     ("columns", "message"),
     [
@@ -141,6 +147,8 @@ def parquet_bytes(**columns: object) -> bytes:
         ({"item_id": [5.0, 6.0, 7.0, 8.0]}, "ids must be integers or text"),
         ({"item_id": pa.array([5, 2**64 - 1, 7, 8], pa.uint64())}, "row 2: .*does not fit 64 bits"),
         ({"item_id": pa.array([b"a", b"\xff", b"c", b"d"])}, "row 2: .*not UTF-8"),
+        ({"item_id": unchecked_text([b"a", b"\xff", b"c", b"d"])}, "row 2: .*not UTF-8"),
+        ({"timestamp": unchecked_text([b"1", b"2", b"\xff", b"4"])}, "row 3: .*not UTF-8"),
         ({"item_id": [[1], [2], [3], [4]]}, "ids must be integers or text"),
     ],
 )

@@ -62,8 +62,8 @@ class RowParser:
         if self.columns.time is None:
             return None
         checks = _Checks(block, drop=True)
-        values = block.columns[self.columns.time]
-        values = values if not _is_binary(values.type) else _valid_text(values, checks, "")
+        values = _decoded(block.columns[self.columns.time])
+        values = _valid_text(values, checks, "") if _is_text(values.type) else values
         return settle_form(values, self.columns.time, self.options.time_unit, self.options.time_format)
 
     def parse(self, block: Block) -> Rows:
@@ -104,9 +104,7 @@ class RowParser:
 
     def _ids(self, role: str, name: str, block: Block, checks: _Checks) -> Any:
         """Return int64 ids or an Arrow text array; bad rows are flagged and hold any value."""
-        values = block.columns[name]
-        if pa.types.is_dictionary(values.type):
-            values = values.cast(values.type.value_type)
+        values = _decoded(block.columns[name])
         missing = values.is_null().to_numpy(zero_copy_only=False)
         as_text = self.kinds[role] == "text"
         if pa.types.is_integer(values.type):
@@ -136,8 +134,8 @@ class RowParser:
         if name is None:
             return None
         assert form is not None
-        values = block.columns[name]
-        if _is_binary(values.type):
+        values = _decoded(block.columns[name])
+        if _is_text(values.type):
             values = _valid_text(values, checks, name)
         times = parse_times(values, form)
         for reason in np.unique(times.reasons[times.reasons > 0]).tolist():
@@ -173,18 +171,29 @@ class _Checks:
         self.bad |= new
 
 
-def _is_binary(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+def _decoded(values: pa.Array) -> pa.Array:
+    """Return the values of a dictionary-encoded column themselves."""
+    return values.cast(values.type.value_type) if pa.types.is_dictionary(values.type) else values
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    return bool(
-        _is_binary(kind) or pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
+    checks = (
+        pa.types.is_string,
+        pa.types.is_large_string,
+        pa.types.is_string_view,
+        pa.types.is_binary,
+        pa.types.is_large_binary,
+        pa.types.is_binary_view,
     )
+    return any(check(kind) for check in checks)
 
 
 def _valid_text(values: pa.Array, checks: _Checks, name: str) -> pa.Array:
-    """Return UTF-8 text; rows with other bytes are flagged and become empty."""
+    """Return UTF-8 text; rows with other bytes are flagged and become empty.
+
+    Readers of typed files take text as it comes, so also what is called text is checked.
+    """
+    values = values.cast(pa.large_binary())
     try:
         return values.cast(pa.large_string())
     except pa.ArrowInvalid:
@@ -247,8 +256,7 @@ def _too_long(role: str, name: str, text: str) -> str:
 
 def _numbers(values: pa.Array, name: str, checks: _Checks) -> NDArray[np.float64]:
     """Return a number column as float64, NaN where it is missing; text that is no number is flagged."""
-    if pa.types.is_dictionary(values.type):
-        values = values.cast(values.type.value_type)
+    values = _decoded(values)
     if pa.types.is_boolean(values.type):
         values = values.cast(pa.int8())
     unreadable = np.zeros(len(values), bool)
