@@ -85,3 +85,28 @@ def test_kernels_may_be_called_from_several_threads() -> None:
         for distinct, index in pool.map(lambda _: unique_rows(ids, 100_000), range(8)):
             assert torch.equal(distinct, expected[0])
             assert torch.equal(index, expected[1])
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="a switch of the C library of Linux")
+def test_kept_memory_is_not_cleared_again() -> None:
+    code = (
+        "import resource, torch\n"
+        "from turbogr.ops import native\n"
+        "def faults():\n"
+        "    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt\n"
+        "    for _ in range(5):\n"
+        "        torch.zeros(2**24)\n"
+        "    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before\n"
+        "torch.set_num_threads(1)\n"
+        "given_back = faults()\n"
+        "if native.keep_freed_memory():\n"
+        "    for _ in range(4):\n"
+        "        faults()\n"  # until the heap has found its size
+        "    print(given_back, faults())\n"
+    )
+    done = run_python(code)
+    assert done.returncode == 0, done.stderr
+    if not done.stdout:
+        pytest.skip("this C library has no such switch")
+    given_back, kept = map(int, done.stdout.split())
+    assert kept < given_back / 10

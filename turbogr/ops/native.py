@@ -82,6 +82,25 @@ def set_isa(name: str) -> None:
         kernel.unbind()
 
 
+def keep_freed_memory() -> bool:
+    """Make the C library keep freed memory for the next tensors of this process instead of giving it back.
+
+    A training step allocates and frees the same large tensors over and over. Given back, each comes again as fresh
+    pages that the system must clear, which costs several times what writing to them costs. Returns False where the C
+    library has no such switch; the process then works as before. Call it once, before training; memory stays at its
+    peak.
+    """
+    if not sys.platform.startswith("linux"):
+        return False
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is None:
+        return False
+    trim_threshold, top_pad, mmap_max = -1, -2, -4  # of malloc.h
+    return all(
+        mallopt(option, value) == 1 for option, value in ((mmap_max, 0), (trim_threshold, 2**31 - 1), (top_pad, 2**26))
+    )
+
+
 class Kernel:
     """One exported function, found at its first call.
 
