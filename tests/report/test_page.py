@@ -231,6 +231,72 @@ def test_a_run_without_final_evaluation_shows_the_latest(run_folder):
     assert re.search(r"HR@10 on the validation items stood at \d+\.\d % at step 1,200\.", report(run_folder).text)
 
 
+def write_best(run, step):
+    (run / "checkpoints").mkdir(exist_ok=True)
+    (run / "checkpoints" / "best.json").write_text(json.dumps({"step": step, "epoch": 1, "value": 0.2}))
+
+
+def write_summary(run, step):
+    metrics = {"hr@10": 0.4231, "ndcg@10": 0.25}
+    baselines = {"popularity": {"hr@10": 0.05, "ndcg@10": 0.02}, "markov": {"hr@10": 0.2, "ndcg@10": 0.1}}
+    content = {"status": "finished", "part": "test", "metrics": metrics, "baselines": baselines, "num_users": 777}
+    protocol = f"the test item is ranked against all 700 items; best checkpoint, of step {step}"
+    (run / "summary.json").write_text(json.dumps({**content, "protocol": protocol, "step": step, "steps": 2000}))
+
+
+def test_a_run_that_was_only_trained_shows_its_summary(run_folder):
+    (run_folder / "evaluation.json").unlink()
+    write_best(run_folder, 1150)
+    write_summary(run_folder, 1150)
+    text = report(run_folder).text
+    assert "top 10 for 42.3 % of the users" in text
+    assert "8.5× the most popular items (5.0 %)" in text
+    assert "of 777 users" in text
+    assert text.count("best checkpoint, of step 1150") == 2
+    assert "turbogr evaluate" not in text
+
+
+def test_the_evaluation_of_the_best_checkpoint_goes_before_the_summary(run_folder):
+    write_best(run_folder, 850)
+    write_summary(run_folder, 850)
+    text = report(run_folder).text
+    assert "top 10 for 31.4 % of the users" in text
+    assert "turbogr evaluate" not in text
+
+
+def test_an_evaluation_of_another_checkpoint_gives_way_to_the_summary(run_folder):
+    write_best(run_folder, 1150)
+    write_summary(run_folder, 1150)
+    text = report(run_folder).text
+    assert "top 10 for 42.3 % of the users" in text
+    assert "31.4 %" not in text
+    assert "evaluation.json is of the checkpoint of step 850, and so are the recommendations" in text
+    assert "of summary.json, of the best checkpoint (step 1,150). Renew it with: turbogr evaluate" in text
+
+
+@pytest.mark.parametrize(("summary", "value"), [(None, "31.4 %"), (700, "31.4 %"), (900, "42.3 %")])
+def test_a_result_of_another_checkpoint_than_the_best_says_so(run_folder, summary, value):
+    write_best(run_folder, 1150)
+    if summary:
+        write_summary(run_folder, summary)
+    text = report(run_folder).text
+    assert f"top 10 for {value} of the users" in text
+    of = "step 900 (summary.json)" if summary == 900 else "step 850 (evaluation.json)"
+    assert f"The result is of the checkpoint of {of}, not of the best checkpoint (step 1,150)" in text
+
+
+def test_a_damaged_summary_or_best_is_told_not_fatal(run_folder):
+    write_best(run_folder, 1150)
+    (run_folder / "summary.json").write_text('{"metrics": 3, "baselines": [], "step": "x", "part": null}')
+    assert "The result is of the checkpoint of step 850" in report(run_folder).text
+    (run_folder / "checkpoints" / "best.json").write_text("{")
+    (run_folder / "summary.json").write_text("[")
+    text = report(run_folder).text
+    assert "best.json cannot be read" in text
+    assert "summary.json cannot be read" in text
+    assert "top 10 for 31.4 % of the users" in text
+
+
 def test_a_bare_run_record_is_enough(run_folder):
     (run_folder / "run.json").write_text("{}")
     (run_folder / "config.yaml").write_text("{}")

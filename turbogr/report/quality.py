@@ -54,7 +54,7 @@ class Scores:
 
 
 def scores_of(run: Run) -> list[Scores]:
-    """Return the scores of every part of evaluation.json that has any for the model, the test part first."""
+    """Return the scores of every part of the evaluation that has any for the model, the test part first."""
     parts = (run.evaluation or {}).get("parts")
     if not isinstance(parts, dict):
         return []
@@ -143,7 +143,7 @@ def _protocol(run: Run) -> str:
     evaluation = run.evaluation or {}
     words = wording.sentence(evaluation.get("protocol"))
     if not words:
-        return "evaluation.json does not state its protocol, so do not compare these numbers."
+        return "The evaluation does not state its protocol, so do not compare these numbers."
     skipped = evaluation.get("skipped")
     reasons = skipped.items() if isinstance(skipped, dict) else []
     left_out = "; ".join(f"{wording.count(users)} ({reason})" for reason, users in reasons if wording.number(users) > 0)

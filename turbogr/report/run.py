@@ -7,6 +7,7 @@ metrics.jsonl may be cut short; anything that cannot be read is told on the page
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,13 +16,17 @@ from typing import Any
 import yaml
 
 from turbogr.errors import UserError
+from turbogr.report import wording
 
 Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run folder in memory; `evaluation` and `samples` may be None, `problems` says what could not be read."""
+    """A run folder in memory; `problems` says what could not be read or does not belong together.
+
+    `evaluation` is what the page shows as the result, in the form of evaluation.json; it and `samples` may be None.
+    """
 
     path: Path
     name: str
@@ -53,6 +58,7 @@ class Run:
         records = _read_lines(path / "metrics.jsonl", problems)
         samples = _read_optional(path / "samples.json", problems)
         users = samples.get("users") if samples else None
+        evaluation = _best_evaluation(path, has_samples=isinstance(users, list), problems=problems)
         return cls(
             path=path,
             name=path.resolve().name,
@@ -60,7 +66,7 @@ class Run:
             info={**(_read_optional(path / "environment.json", problems) or {}), **_read_info(path / "run.json")},
             train=_last_attempt(records, "train"),
             evals=_last_attempt(records, "eval"),
-            evaluation=_read_optional(path / "evaluation.json", problems),
+            evaluation=evaluation,
             samples=[user for user in users if isinstance(user, dict)] if isinstance(users, list) else None,
             problems=problems,
         )
@@ -108,6 +114,59 @@ def _read_optional(path: Path, problems: list[str]) -> Record | None:
         problems.append(f"{path.name} does not hold a JSON object.")
         return None
     return content
+
+
+def _best_evaluation(path: Path, *, has_samples: bool, problems: list[str]) -> Record | None:
+    """Return the evaluation of the best checkpoint: evaluation.json, or summary.json where that is of another one.
+
+    A run that was resumed after `turbogr evaluate` may have a better checkpoint than the one in evaluation.json. If
+    neither file is of the best checkpoint, the later one is returned and `problems` says so.
+    """
+    evaluation = _read_optional(path / "evaluation.json", problems)
+    summary = _of_summary(_read_optional(path / "summary.json", problems))
+    best = (_read_optional(path / "checkpoints" / "best.json", problems) or {}).get("step")
+    if best is None:
+        return evaluation or summary
+    found = {"evaluation.json": evaluation, "summary.json": summary}
+    measured = {name: content for name, content in found.items() if content is not None}
+    renew = f"Renew it with: turbogr evaluate {path}"
+    current = [content for content in measured.values() if content.get("step") == best]
+    if current:
+        if evaluation is not None and evaluation.get("step") != best:
+            samples = ", and so are the recommendations" if has_samples else ""
+            problems.append(
+                f"evaluation.json is of {_checkpoint(evaluation)}{samples}; the metrics are those of summary.json, of "
+                f"the best checkpoint (step {wording.count(best)}). {renew}"
+            )
+        return current[0]
+    if not measured:
+        return None
+    name, latest = max(measured.items(), key=lambda entry: _step(entry[1]))
+    problems.append(
+        f"The result is of {_checkpoint(latest)} ({name}), not of the best checkpoint (step {wording.count(best)}), "
+        f"which has not been measured. {renew}"
+    )
+    return latest
+
+
+def _of_summary(summary: Record | None) -> Record | None:
+    """Return summary.json in the form of evaluation.json."""
+    if summary is None:
+        return None
+    baselines = summary.get("baselines")
+    systems = {"model": summary.get("metrics"), **(baselines if isinstance(baselines, dict) else {})}
+    kept = {key: summary.get(key) for key in ("step", "num_users", "protocol")}
+    return {**kept, "parts": {str(summary.get("part", "test")): systems}}
+
+
+def _step(evaluation: Record) -> float:
+    step = wording.number(evaluation.get("step"))
+    return step if math.isfinite(step) else -1.0
+
+
+def _checkpoint(evaluation: Record) -> str:
+    step = _step(evaluation)
+    return f"the checkpoint of step {wording.count(step)}" if step >= 0 else "an unknown checkpoint"
 
 
 def _read_lines(path: Path, problems: list[str]) -> list[Record]:
