@@ -30,7 +30,9 @@ def test_the_run_folder_is_complete(run):
     record = json.loads((run / "run.json").read_text())
     assert record["status"] == "finished"
     assert record["finished"] >= record["created"]
-    assert record["machine"]["gemm_peak_flops"] == 1e11
+    environment = json.loads((run / "environment.json").read_text())
+    assert environment["machine"]["gemm_peak_flops"] == 1e11
+    assert json.loads((run / "summary.json").read_text())["metrics"].keys() >= METRICS
     assert api.load_config(run / "config.yaml").model.max_len == 16
     kinds = [json.loads(line)["kind"] for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert set(kinds) == {"train", "eval"}
