@@ -81,12 +81,11 @@ format: $(DEV)
 
 # The sanitized library takes the place of the other; without its stamp the next make builds that one again.
 asan: $(DEV)
-	@rm -f $(DEV) $(PACKAGE)
-	@TURBOGR_SANITIZE=address,undefined $(BIN)/python setup.py -q build_ext --inplace
+	@TURBOGR_SANITIZE=address,undefined $(BIN)/python setup.py -q build_ext --build-lib build/sanitized
 	@LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" \
+		TURBOGR_KERNELS=build/sanitized/turbogr/ops/_kernels.so \
 		ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
-		$(BIN)/python -m pytest tests/ops -x; status=$$?; \
-		$(BIN)/python setup.py -q build_ext --inplace && touch $(PACKAGE) $(DEV); exit $$status
+		$(BIN)/python -m pytest tests/ops -x
 
 bench: $(DEV)
 	@mkdir -p runs/bench

@@ -76,6 +76,7 @@ def measure(case: Case) -> dict[str, Any]:
     if case.threads:
         torch.set_num_threads(case.threads)
     ops.set_backend(case.backend)
+    ops.keep_freed_memory()
     idle = _resident_bytes("VmRSS")
     with tempfile.TemporaryDirectory() as folder:
         trainer = _make_trainer(case, Path(folder))

@@ -6,6 +6,7 @@ from turbogr.ops.jagged_attention import RelativeBias, hstu_attention
 from turbogr.ops.jagged_attention.fuxi import DecayBias, fuxi_attention
 from turbogr.ops.jagged_attention.softmax import softmax_attention
 from turbogr.ops.keyed_dropout import keyed_dropout
+from turbogr.ops.native import keep_freed_memory
 from turbogr.ops.norm_linear import norm_linear
 from turbogr.ops.random_integers import random_integers
 from turbogr.ops.registry import backend, services, set_backend
@@ -21,6 +22,7 @@ __all__ = [
     "fuxi_attention",
     "gated_linear",
     "hstu_attention",
+    "keep_freed_memory",
     "keyed_dropout",
     "norm_linear",
     "random_integers",

@@ -65,6 +65,7 @@ def train(
     if config.train.threads is not None:
         torch.set_num_threads(config.train.threads)
     ops.set_backend(config.train.backend)
+    ops.keep_freed_memory()
     device = choose_device(config.train.device)
     peak = machine.gemm_peak(torch.float32) if device.type == "cpu" else None
     trainer = Trainer(config, store, run, device=device, gemm_peak=peak)
