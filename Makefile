@@ -79,7 +79,7 @@ format: $(DEV)
 	@$(BIN)/python tools/config_reference.py
 	@$(if $(KERNEL_SOURCES),$(BIN)/clang-format -i $(KERNEL_SOURCES))
 
-# The sanitized library takes the place of the other; without its stamp the next make builds that one again.
+# The sanitized library is built beside the one in use, and only these tests load it.
 asan: $(DEV)
 	@TURBOGR_SANITIZE=address,undefined $(BIN)/python setup.py -q build_ext --build-lib build/sanitized
 	@LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" \
