@@ -31,7 +31,7 @@ def test_training_works_and_warns_once(bare, store, tmp_path):
     ended = bare(*train_arguments(store, tmp_path / "run", "--set", "train.steps=4"))
     assert ended.returncode == 0, ended.stderr
     assert ended.stderr.count("warning: running on the slower reference operators") == 1
-    backends = json.loads((tmp_path / "run" / "run.json").read_text())["backends"]
+    backends = json.loads((tmp_path / "run" / "environment.json").read_text())["backends"]
     assert set(backends.values()) == {"reference"}
 
 
