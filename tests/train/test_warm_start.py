@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import fcntl
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -102,3 +103,28 @@ def test_two_trainers_cannot_share_a_folder(config: Config, today: Store, tmp_pa
             train(config, today.path, tmp_path / "run", resume=True)
     finally:
         os.close(handle)
+
+
+def test_a_store_that_was_replaced_in_place_is_refused(config: Config, today: Store, tmp_path: Path) -> None:
+    train(config, today.path, tmp_path / "first")
+    log = write_log(tmp_path / "other.csv", items=range(200, 300), seed=3)
+    prepare("csv", [log], today.path, overwrite=True)
+    with pytest.raises(UserError, match="does not extend the data"):
+        train(config, today.path, tmp_path / "second", init_from=tmp_path / "first")
+
+
+def test_a_chain_of_extensions_is_accepted_without_its_first_link(
+    config: Config, today: Store, tomorrow: Store, tmp_path: Path
+) -> None:
+    train(config, today.path, tmp_path / "first")
+    log = write_log(tmp_path / "later.csv", items=range(40), seed=4)
+    later = prepare("csv", [log], tmp_path / "later", extend=tomorrow.path)
+    shutil.rmtree(today.path)
+    assert train(config, later.path, tmp_path / "second", init_from=tmp_path / "first").status == "finished"
+
+
+def test_the_fingerprint_is_of_the_first_rows(today: Store, tomorrow: Store) -> None:
+    known = today.num_items
+    assert today.item_ids.fingerprint(known) == tomorrow.item_ids.fingerprint(known)
+    assert today.item_ids.fingerprint(known) != tomorrow.item_ids.fingerprint(known + 1)
+    assert today.user_ids.fingerprint(3) != today.item_ids.fingerprint(3)

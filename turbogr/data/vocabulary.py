@@ -8,6 +8,7 @@ permutation that sorts it.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -43,13 +44,17 @@ class Vocabulary:
         """ "text" or "integer"."""
         return "text" if self.is_text else "integer"
 
-    def starts_with(self, other: Vocabulary) -> bool:
-        """Whether the first rows are those of `other`, so that what was learned for its rows can be kept."""
-        if len(other) > len(self) or (self.is_text != other.is_text and len(other)):
-            return False
-        if self.is_text:
-            return bool(self.ids.slice(0, len(other)).equals(other.ids))
-        return np.array_equal(self.ids[: len(other)], other.ids)
+    def fingerprint(self, num_rows: int) -> str:
+        """SHA-256 over the raw ids of the first `num_rows` rows: equal for any two vocabularies that share them."""
+        digest = hashlib.sha256(self.kind.encode())
+        if not self.is_text:
+            digest.update(np.ascontiguousarray(self.ids[:num_rows], np.int64).data)
+        elif num_rows:
+            _, offset_buffer, data_buffer = self.ids.buffers()
+            offsets = np.frombuffer(offset_buffer, np.int64)[: num_rows + 1]
+            digest.update(np.ascontiguousarray(offsets).data)
+            digest.update(memoryview(data_buffer)[: offsets[-1]] if data_buffer else b"")
+        return digest.hexdigest()
 
     def decode(self, rows: Any) -> NDArray[Any]:
         """Return the raw ids of `rows`: int64, or objects of type str; the shape of `rows` is kept."""

@@ -174,6 +174,7 @@ def _new_record(config: Config, store: Store, recipe: str | Path | Config) -> di
             "source": manifest.source,
             "num_users": manifest.num_users,
             "num_items": manifest.num_items,
+            "items_fingerprint": store.item_ids.fingerprint(manifest.num_items),
             "num_events": manifest.num_events,
         },
     }
