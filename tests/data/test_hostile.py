@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tests.data.logs import random_events, write_csv
-from turbogr.data.prepare import prepare
+from turbogr.data.prepare import DataWarning, prepare
 from turbogr.data.sources import delimited
 from turbogr.data.store import Store
 from turbogr.errors import UserError
@@ -73,6 +73,10 @@ def test_a_wrong_row_is_refused_with_its_line_or_dropped_and_counted(
         (b"\n" + HEADER + GOOD, "line 1: the header is blank"),
         (HEADER + b'1,"2,1650000000\n3,4,5\n', "line 2: a quote is opened here and never closed"),
         (HEADER + GOOD + b'1,2,"1650000000\n' + GOOD, "line 5: a quote is opened here and never closed"),
+        (HEADER + GOOD + b'1,2,"1650000000', "line 5: a quote is opened here and never closed"),
+        (HEADER + GOOD + b'1,2,"1650000000\n', "line 5: a quote is opened here and never closed"),
+        (HEADER + b'1,"2,3\n' + GOOD + b'1,"4,5\n' + GOOD, "line 2: .* goes on after its closing quote"),
+        (HEADER + GOOD + b'1,"a"b,5\n' + GOOD, "line 5: .* goes on after its closing quote"),
         (b"user_id,item_id,item_id,timestamp\n1,2,2,3\n", "2 columns are called 'item_id'"),
         (b"user_id,item_id,video_id,timestamp\n1,2,2,3\n", "'item_id' and 'video_id' both look like the item"),
         (b"user_id,itm_id,timestamp\n1,2,3\n", "no column looks like the item.*Did you mean --item-column itm_id"),
@@ -89,6 +93,11 @@ def test_a_wrong_file_is_refused(tmp_path: Path, data: bytes, message: str) -> N
     with pytest.raises(UserError, match=message):
         prepare_bytes(tmp_path, data)
     assert [file.name for file in tmp_path.iterdir()] == ["log.csv"]
+
+
+def test_ids_with_line_ends_are_told(tmp_path: Path) -> None:
+    with pytest.warns(DataWarning, match=r"1 item ids contain a line end, such as 'a\\nb'"):
+        prepare_bytes(tmp_path, HEADER + GOOD + b'1,"a\nb",1650000005\n')
 
 
 def test_the_line_is_right_after_quoted_line_ends(tmp_path: Path) -> None:

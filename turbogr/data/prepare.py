@@ -192,7 +192,7 @@ class Preparation:
         users.write(self.writer, "user_ids")
         items.write(self.writer, "item_ids")
         for role, ids in (("user", users), ("item", items)):
-            self.warnings += _look_alikes(role, ids.ids)
+            self.warnings += [*_look_alikes(role, ids.ids), *_line_ends(role, ids.ids)]
         form = log.time_form
         store = self.writer.commit(
             Manifest(
@@ -370,6 +370,16 @@ def _look_alikes(role: str, ids: Any) -> list[str]:
     if not again:
         return []
     return [f"{again:,} {role} ids differ from another one only in case or in spaces at the ends; they are kept apart"]
+
+
+def _line_ends(role: str, ids: Any) -> list[str]:
+    """Warn where ids hold a line end, as those do that a misplaced quote makes of several rows."""
+    if isinstance(ids, np.ndarray):
+        return []
+    broken = ids.filter(pc.match_substring_regex(ids, "[\\r\\n]"))
+    if not len(broken):
+        return []
+    return [f"{len(broken):,} {role} ids contain a line end, such as {broken[0].as_py()[:60]!r}; are the quotes right?"]
 
 
 def _doubts_about_split(store: Store) -> list[str]:

@@ -70,8 +70,8 @@ class DelimitedReader:
 
     def _parse(self, file: Path, lines: Lines, names: Sequence[str]) -> Block:
         wanted = {name: f"c{names.index(name)}" for name in self.columns.names}
+        _check_quotes(lines, self.layout, file)
         table, ragged = _parse_block(lines, len(names), list(wanted.values()), self.layout)
-        _check_quotes(lines, table.num_rows + len(ragged), self.layout, file)
         if ragged and not self.options.drop_bad_rows:
             line, message = lines.line_of(ragged[0][0], self.layout), ragged[0][1]
             raise UserError(f"{file}, line {line}: {message} (--drop-bad-rows drops and counts such rows)")
@@ -128,8 +128,12 @@ def _line_end(data: bytes, start: int) -> int:
 
 def _quoted_fields(layout: Layout) -> re.Pattern[bytes]:
     """A field that starts with a quote; group 1 is empty where it runs to the end of the data unclosed."""
-    separator = re.escape(layout.delimiter).encode()
-    return re.compile(rb"(?:\A|(?<=[\n\r]|" + separator + rb'))"[^"]*(?:""[^"]*)*("|\Z)')
+    return re.compile(_quoted_text(layout) + rb'("|\Z)')
+
+
+def _quoted_text(layout: Layout) -> bytes:
+    """Pattern of a field that starts with a quote, up to its closing quote or the end of the data."""
+    return rb"(?:\A|(?<=[\n\r]|" + re.escape(layout.delimiter).encode() + rb'))"[^"]*(?:""[^"]*)*'
 
 
 def read_lines(file: Path, layout: Layout) -> Iterator[Lines]:
@@ -254,17 +258,25 @@ def _read_csv(
     )
 
 
-def _check_quotes(lines: Lines, records: int, layout: Layout, file: Path) -> None:
-    """Raise UserError where a quoted field is not closed; looked for only if lines and records differ in number."""
+def _check_quotes(lines: Lines, layout: Layout, file: Path) -> None:
+    """Raise UserError where a quoted field is not closed, or goes on after its closing quote.
+
+    Either way the quotes do not say where the fields end: two quotes that are never closed would swallow the rows
+    between them.
+    """
     if not layout.quoted or b'"' not in lines.data:
         return
-    num_lines = lines.data.count(b"\n") + (not lines.data.endswith(b"\n"))
-    if num_lines == records:
+    ends = re.compile(_quoted_text(layout) + rb'("(?=[\n\r]|' + re.escape(layout.delimiter).encode() + rb"|\Z)|)")
+    if all(ends.findall(lines.data)):
         return
-    for match in _quoted_fields(layout).finditer(lines.data):
-        if not match.group(1):
-            line = lines.first + lines.data.count(b"\n", 0, match.start())
-            raise UserError(f"{file}, line {line}: a quote is opened here and never closed")
+    match = next(match for match in ends.finditer(lines.data) if not match.group(1))
+    line = lines.first + lines.data.count(b"\n", 0, match.start())
+    if match.end() == len(lines.data):
+        raise UserError(f"{file}, line {line}: a quote is opened here and never closed")
+    raise UserError(
+        f"{file}, line {line}: the quoted field that starts here goes on after its closing quote; close it before the "
+        'delimiter, and write a quote inside of it as ""'
+    )
 
 
 def _original(row: int, skipped: list[int]) -> int:
