@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from turbogr import machine
 from turbogr.config import Config, DataConfig, EvaluateConfig, LossConfig, ModelConfig, OptimizerConfig, TrainConfig
 from turbogr.data.store import Manifest, Store, StoreWriter
 
@@ -40,6 +41,11 @@ def write_store(path: Path, *, num_users: int = 60, seed: int = 0, split: str = 
                 account={"rows_in": len(items), "rows_kept": len(items), "dropped": {}},
             )
         )
+
+
+@pytest.fixture(autouse=True)
+def _no_gemm_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "gemm_peak", lambda *args, **kwargs: 1e11)
 
 
 @pytest.fixture

@@ -26,11 +26,6 @@ from turbogr.train.trainer import NonFiniteError, Trainer
 _CLOCK = {"elapsed", "tokens_per_second", "sequences_per_second", "mfu_strict", "mfu_nominal", "evaluation_seconds"}
 
 
-@pytest.fixture(autouse=True)
-def _no_gemm_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "gemm_peak", lambda *args, **kwargs: 1e11)
-
-
 def final_tensors(config: Config, store: Store, run: Path) -> dict[str, torch.Tensor]:
     """Every tensor of the newest checkpoint, flattened to names."""
     fresh = Trainer(resolve_against(config, store), store, run, device=torch.device("cpu"), gemm_peak=None)

@@ -7,18 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from turbogr import machine
 from turbogr.api import evaluate_run
 from turbogr.config import Config
 from turbogr.data.store import Store
 from turbogr.evaluate import evaluator
 from turbogr.train import summary
 from turbogr.train.run import train
-
-
-@pytest.fixture(autouse=True)
-def _no_gemm_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "gemm_peak", lambda *args, **kwargs: 1e11)
 
 
 def test_the_summary_tells_what_the_best_checkpoint_is_worth(config: Config, store: Store, tmp_path: Path) -> None:

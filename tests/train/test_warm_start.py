@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 
-from turbogr import machine
 from turbogr.config import Config
 from turbogr.data.prepare import prepare
 from turbogr.data.store import Store
@@ -22,11 +21,6 @@ from turbogr.train.checkpoint import load_for_inference
 from turbogr.train.run import resolve_against, train
 from turbogr.train.trainer import Trainer
 from turbogr.train.warm_start import WarmStart
-
-
-@pytest.fixture(autouse=True)
-def _no_gemm_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "gemm_peak", lambda *args, **kwargs: 1e11)
 
 
 def write_log(path: Path, *, items: range, seed: int) -> Path:
