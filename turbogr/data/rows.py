@@ -142,9 +142,17 @@ class RowParser:
             checks.flag(
                 times.reasons == reason,
                 REASONS[reason],
-                lambda k: explain(int(times.reasons[k]), str(values[k].as_py()), form, name),
+                lambda k: explain(int(times.reasons[k]), _moment_text(values[k]), form, name),
             )
         return times.ticks
+
+
+def _moment_text(value: Any) -> str:
+    """Return a time as text; Python cannot write years outside 1 to 9999, so those stay the number in the file."""
+    try:
+        return str(value.as_py())
+    except (OverflowError, ValueError):
+        return f"{value.value} ({value.type})"
 
 
 @dataclass

@@ -134,6 +134,8 @@ def explain(reason: int, text: str, form: TimeForm, name: str) -> str:
     if reason == NEGATIVE:
         return f"the time {text!r} (column {name!r}) is negative"
     if reason == FAR_FUTURE:
+        if form.kind not in ("integer", "decimal"):
+            return f"the time {text!r} (column {name!r}) lies after the year 2200"
         year = f"lies after the year 2200 if its unit is {form.unit!r}"
         return f"the time {text!r} (column {name!r}) {year}; see --time-unit"
     return (
