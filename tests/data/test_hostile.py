@@ -118,6 +118,10 @@ def test_the_line_is_right_after_quoted_line_ends(tmp_path: Path) -> None:
         ('{"user_id": null, "item_id": 2, "timestamp": 5}', "user.*missing"),
         ('{"user_id": 1, "item_id": 2, "timestamp": NaN}', "time"),
         ("[1, 2, 3]", "not a JSON object"),
+        ('{"user_id": 1, "item_id": "\\ud800", "timestamp": 5}', "half of a surrogate pair"),
+        ('{"user_id": 1, "item_id": 2, "timestamp": 5, "note": "\\uDFFF"}', "half of a surrogate pair"),
+        ('{"user_id": 1, "item_id": 2, "timestamp": 5, "item_id": 3}', "field 'item_id' occurs twice"),
+        ('{"user_id": 1, "item_id": 2, "timestamp": 5} {"user_id": 1, "item_id": 2, "timestamp": 6}', "not JSON"),
         ("\udcff", "UTF-8"),
         ('{"user_id": 1, "item_id": 2, "timestamp": "\udcff"}', "UTF-8"),
     ],
@@ -131,6 +135,21 @@ def test_wrong_json_is_refused_with_its_line_or_dropped(tmp_path: Path, line: st
     store = prepare_bytes(tmp_path, data, "jsonl", drop_bad_rows=True)
     assert store.manifest.account["rows_in"] == 2401
     assert store.manifest.account["rows_kept"] == 2400
+
+
+def test_text_ids_with_half_a_surrogate_pair(tmp_path: Path) -> None:
+    lines = [json.dumps({"user_id": k % 2, "item_id": f"{k % 3} }} {{", "timestamp": k}) for k in range(6)]
+    data = "\n".join([*lines, lines[0].replace("0 } {", "\\ud800"), ""]).encode()
+    with pytest.raises(UserError, match="line 7: a text holds half of a surrogate pair"):
+        prepare_bytes(tmp_path, data, "jsonl")
+    assert prepare_bytes(tmp_path, data, "jsonl", drop_bad_rows=True).num_events == 6
+
+
+def test_an_object_over_two_lines_and_two_on_the_next_are_not_rows(tmp_path: Path) -> None:
+    lines = [json.dumps({"user_id": k % 2, "item_id": k, "timestamp": k}) for k in range(3)]
+    data = "\n".join([lines[0], lines[1].replace(", ", ",\n", 1) + lines[2], *lines]).encode()
+    with pytest.raises(UserError, match="line 2: not JSON"):
+        prepare_bytes(tmp_path, data, "jsonl")
 
 
 def parquet_bytes(**columns: object) -> bytes:

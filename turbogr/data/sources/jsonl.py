@@ -7,6 +7,8 @@ what is wrong with it.
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +28,7 @@ from turbogr.errors import UserError
 SUFFIXES = (".jsonl", ".ndjson", ".json")
 _LINES = Layout("\n", quoted=False)
 _SAMPLE = 1000
+_OBJECTS_SIDE_BY_SIDE = re.compile(rb"\}[ \t\r]*\{")
 
 
 @dataclass
@@ -48,23 +51,35 @@ class JsonLinesReader:
                 yield partial(self._parse, file, lines)
 
     def _parse(self, file: Path, lines: Lines) -> Block:
-        dropped: dict[str, int] = {}
+        table = self._parse_at_once(lines)
+        numbers: list[int] | None = None
+        if table is None:
+            columns, numbers, dropped = self._parse_slowly(file, lines)
+            rows = len(numbers)
+        else:
+            columns = {name: table[name].combine_chunks() for name in self.columns.names}
+            rows, dropped = table.num_rows, {}
+        return Block(columns, rows, partial(_where, file, lines, numbers), lines.progress, dropped)
+
+    def _parse_at_once(self, lines: Lines) -> pa.Table | None:
+        """Parse with Arrow; None where it fails, or where it may take something else than a line for a row."""
+        if _OBJECTS_SIDE_BY_SIDE.search(lines.data):
+            return None
         try:
             table = pajson.read_json(
                 pa.BufferReader(lines.data),
                 pajson.ReadOptions(use_threads=False, block_size=len(lines.data) + 1),
                 pajson.ParseOptions(explicit_schema=self.schema, unexpected_field_behavior="ignore"),
             )
-            columns = {name: table[name].combine_chunks() for name in self.columns.names}
-            rows, numbers = table.num_rows, None
         except pa.ArrowInvalid:
-            columns, numbers, dropped = self._parse_slowly(file, lines)
-            rows = len(numbers)
-        return Block(columns, rows, partial(_where, file, lines, numbers), lines.progress, dropped)
+            return None
+        num_lines = lines.data.count(b"\n") + (not lines.data.endswith(b"\n"))
+        whole = table.num_rows == num_lines or table.num_rows == sum(1 for _ in _numbered(lines))
+        return table if whole else None
 
     def _parse_slowly(self, file: Path, lines: Lines) -> tuple[dict[str, pa.Array], list[int], dict[str, int]]:
         """Parse line by line; returns the columns, the line numbers of the rows, and what was dropped."""
-        rows: list[dict[str, Any]] = []
+        rows: list[_Record] = []
         numbers: list[int] = []
         broken = 0
         for number, line in _numbered(lines):
@@ -82,8 +97,10 @@ class JsonLinesReader:
         }
         return columns, numbers, {"unreadable line": broken} if broken else {}
 
-    def _problem(self, record: dict[str, Any]) -> str | None:
+    def _problem(self, record: _Record) -> str | None:
         for name in self.columns.names:
+            if name in record.repeated:
+                return f"field {name!r} occurs twice"
             value, kind = record.get(name), self.schema.field(name).type
             if value is None:
                 continue
@@ -113,15 +130,32 @@ def _where(file: Path, lines: Lines, numbers: list[int] | None, row: int) -> str
     return f"{file}, line {number}"
 
 
-def _read_object(line: bytes) -> tuple[str | None, dict[str, Any]]:
+class _Record(dict[str, Any]):
+    """An object of JSON; `repeated` are the fields that it names more than once."""
+
+    repeated: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, pairs: list[tuple[str, Any]]) -> _Record:
+        record = cls(pairs)
+        if len(record) < len(pairs):
+            record.repeated = frozenset(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+        return record
+
+
+def _read_object(line: bytes) -> tuple[str | None, _Record]:
     """Return what is wrong with a line, or None and its object."""
     try:
-        record = json.loads(line)
+        record = json.loads(line, object_pairs_hook=_Record.of)
+        if b"\\ud" in line.lower():
+            json.dumps(record, ensure_ascii=False).encode()
     except UnicodeDecodeError:
-        return "the line is not UTF-8", {}
+        return "the line is not UTF-8", _Record()
+    except UnicodeEncodeError:
+        return "a text holds half of a surrogate pair, which is not valid Unicode", _Record()
     except (ValueError, RecursionError) as error:
-        return f"not JSON: {error}", {}
-    return (None, record) if isinstance(record, dict) else ("the line is not a JSON object", {})
+        return f"not JSON: {error}", _Record()
+    return (None, record) if isinstance(record, _Record) else ("the line is not a JSON object", _Record())
 
 
 def _is_number(value: object) -> bool:
@@ -142,7 +176,7 @@ def _called(kind: pa.DataType) -> str:
     return "text" if pa.types.is_string(kind) else "a boolean" if pa.types.is_boolean(kind) else "a number"
 
 
-def _sample(file: Path) -> list[tuple[int, dict[str, Any]]]:
+def _sample(file: Path) -> list[tuple[int, _Record]]:
     """Return the first objects of a file with their lines."""
     records = []
     for number, line in islice(_numbered(next(read_lines(file, _LINES))), _SAMPLE):
@@ -180,7 +214,7 @@ def open_jsonl(
     return JsonLinesReader(files, columns, options, pa.schema(fields))
 
 
-def _first_type(sample: list[tuple[int, dict[str, Any]]], name: str) -> pa.DataType | None:
+def _first_type(sample: list[tuple[int, _Record]], name: str) -> pa.DataType | None:
     return next(_type_of(record[name]) for _, record in sample if record.get(name) is not None)
 
 
