@@ -11,6 +11,8 @@ from turbogr.data.prepare import prepare, prepare_table
 from turbogr.data.store import Store
 from turbogr.errors import UserError
 
+pytestmark = pytest.mark.filterwarnings("ignore:leave-two-out")
+
 YEAR_50000 = 1_515_701_280_000  # seconds
 YEAR_BEFORE_1 = -70_000_000_000
 
@@ -48,3 +50,26 @@ def test_a_year_that_python_cannot_write(
     assert account["rows_kept"] == 3
     assert list(account["dropped"].values()) == [1]
     assert next(iter(account["dropped"])).startswith(reason)
+
+
+HEADER = "user_id,item_id,timestamp\n"
+
+
+@pytest.mark.parametrize(
+    "wrong", ["9" * 5000, "-" + "9" * 5000, "9223372036854775808", "-9223372036854775809", "9" * 20]
+)
+def test_an_integer_beyond_64_bits_however_long(tmp_path: Path, wrong: str) -> None:
+    log = HEADER + f"1,5,1\n2,{wrong},2\n1,9223372036854775807,3\n2,-9223372036854775808,4\n"
+    with pytest.raises(UserError, match=r"line 3: the item .* does not fit 64 bits") as raised:
+        prepare_csv(tmp_path, log)
+    assert len(str(raised.value)) < 400
+    store = prepare_csv(tmp_path, log, drop_bad_rows=True)
+    assert store.manifest.account["dropped"] == {"integer beyond 64 bits": 1}
+    assert store.item_ids.decode([0, 1, 2]).tolist() == [-(2**63), 5, 2**63 - 1]
+
+
+def test_a_row_that_is_dropped_already_is_not_read_as_a_long_integer(tmp_path: Path) -> None:
+    log = HEADER + f",a text id of more than 18 letters,1\n1,{'9' * 30},2\n1,5,3\n2,6,4\n"
+    store = prepare_csv(tmp_path, log, drop_bad_rows=True)
+    assert store.manifest.account["dropped"] == {"integer beyond 64 bits": 1, "missing user": 1}
+    assert store.item_ids.kind == "integer"

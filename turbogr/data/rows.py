@@ -254,11 +254,16 @@ def _flag_long_integers(texts: pa.Array, role: str, name: str, checks: _Checks) 
     good = ~checks.bad
     if not integer[good].all():
         return
-    beyond = good & np.array([len(t or "") > 18 and not -(2**63) <= int(t) < 2**63 for t in texts.to_pylist()], bool)
+    lengths = pc.fill_null(pc.binary_length(texts), 0).to_numpy(zero_copy_only=False)
+    beyond = good & (lengths > 20)  # a sign and 19 digits at most; Python refuses to read thousands of them
+    for row in np.flatnonzero(good & (lengths >= 19) & ~beyond).tolist():
+        beyond[row] = not -(2**63) <= int(texts[row].as_py()) < 2**63
     checks.flag(beyond, "integer beyond 64 bits", lambda k: _too_long(role, name, texts[k].as_py()))
 
 
 def _too_long(role: str, name: str, text: str) -> str:
+    if len(text) > 40:
+        text = f"{text[:20]}... of {len(text):,} characters"
     return f"the {role} {text} (column {name!r}) does not fit 64 bits; --text-ids treats ids as text"
 
 
