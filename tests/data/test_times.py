@@ -72,6 +72,41 @@ def test_a_format() -> None:
     assert reasons(pa.array(["2022"]), format="%d/%m/%Y") == ["unreadable time"]
 
 
+@pytest.mark.parametrize("text", ["31/02/2022", "29/02/2021", "00/05/2022", "01/13/2022", "01/05/22", "01/05/2022 x"])
+def test_a_day_that_is_not_in_the_calendar_is_no_time(text: str) -> None:
+    texts = pa.array(["01/05/2022", text, None, "1/5/2022", text])
+    day = ["", "unreadable time"]
+    assert reasons(texts, format="%d/%m/%Y") == [*day, "missing time", *day]
+
+
+@pytest.mark.parametrize(
+    ("text", "format"),
+    [
+        ("1/5/2022 12:30:15", "%d/%m/%Y %H:%M:%S"),
+        ("2022-05-01 12:30:15", "%F %T"),
+        ("1651408215.5 2022-05-01 12:30:15", "1651408215.5 %Y-%m-%d %H:%M:%S"),
+        ("May 01 2022 12:30:15 PM", "%b %d %Y %I:%M:%S %p"),
+        ("2022-05-01 14:30:15 +0200", "%Y-%m-%d %H:%M:%S %z"),
+        ("100% 2022121 12:30:15", "100%% %Y%j %H:%M:%S"),
+        ("01.05.2022 12:30:15.250", "%d.%m.%Y %H:%M:%S.%f"),
+    ],
+)
+def test_formats(text: str, format: str) -> None:
+    assert seconds(pa.array([text, text, text]), format=format) == [SECONDS] * 3
+
+
+def test_a_format_with_fractions_keeps_the_order_below_a_second() -> None:
+    texts = pa.array(["2022-05-01 12:30:15.75", "2022-05-01 12:30:15.5"])
+    ticks = parse_times(texts, settle_form(texts, "timestamp", "auto", "%Y-%m-%d %H:%M:%S.%f")).ticks
+    assert ticks[0] - ticks[1] == 250_000
+
+
+@pytest.mark.parametrize("format", ["%Y-%Q", "%Y-%", "%d/%m/%Y %d", "%d/%m", "%%Y", "noon", "%G-%m-%d"])
+def test_a_format_that_cannot_be_understood_is_blamed_itself(format: str) -> None:
+    with pytest.raises(UserError, match=r"--time-format '.*write it like"):
+        settle_form(pa.array(["2022-05-01"]), "timestamp", "auto", format)
+
+
 @pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
 def test_arrow_timestamps(unit: str) -> None:
     for zone in (None, "UTC", "Asia/Tokyo"):

@@ -23,6 +23,8 @@ from turbogr.errors import UserError
 TICKS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 UNITS = ("auto", *TICKS)
 _END_OF_TIME = 7_258_118_400  # 2200-01-01
+_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
+_SHORTHANDS = {"%F": "%Y-%m-%d", "%T": "%H:%M:%S", "%R": "%H:%M", "%D": "%m/%d/%y", "%e": "%d"}
 
 
 @dataclass(frozen=True)
@@ -56,11 +58,11 @@ def settle_form(values: pa.Array, name: str, unit: str, format: str | None) -> T
     """Decide the form of the column `name` from its first values.
 
     Raises:
-        UserError: the column's type cannot hold times.
+        UserError: the column's type cannot hold times, or the format cannot be understood.
     """
     kind = values.type
     if format is not None:
-        return TimeForm("format", "s", "s", format=format)
+        return _written_form(format)
     if pa.types.is_timestamp(kind):
         return TimeForm("timestamp", kind.unit, kind.unit)
     if pa.types.is_date(kind):
@@ -81,6 +83,21 @@ def settle_form(values: pa.Array, name: str, unit: str, format: str | None) -> T
         readable = texts.filter(pc.match_substring_regex(texts, r"^[0-9]{1,18}$"))
         return _number_form("integer", readable.cast(pa.int64()), name, unit)
     return TimeForm("iso", "us", "us")
+
+
+def _written_form(format: str) -> TimeForm:
+    """Check `format` on a moment of our own, so that a mistake in it is not blamed on the data."""
+    said = f"--time-format {format!r}"
+    plain = re.sub("%.", lambda match: _SHORTHANDS.get(match.group(), match.group()), format)
+    if not re.search("%[YyGcx]", plain.replace("%%", "")):
+        raise UserError(f"{said} does not name the year (%Y); write it like %d/%m/%Y or '%Y-%m-%d %H:%M:%S'")
+    try:
+        datetime.datetime.strptime(_EPOCH.strftime(plain), plain)
+    except (ValueError, re.error) as error:
+        raise UserError(
+            f"{said} is no format of dates that can be read ({error}); write it like %d/%m/%Y or '%Y-%m-%d %H:%M:%S'"
+        ) from None
+    return TimeForm("format", "s", "us" if "%f" in plain.replace("%%", "") else "s", format=plain)
 
 
 def _number_form(kind: str, values: pa.Array, name: str, unit: str) -> TimeForm:
@@ -196,7 +213,7 @@ def _text_ticks(
     texts = _texts(values)
     missing = missing | pc.fill_null(pc.equal(pc.utf8_trim_whitespace(texts), ""), True).to_numpy(zero_copy_only=False)
     if form.kind == "format":
-        parsed = pc.strptime(texts, format=form.format, unit="s", error_is_null=True)
+        parsed = _formatted_ticks(texts, form)
     else:
         parsed = _cast(texts, pa.timestamp("us"))
         if parsed is None:
@@ -209,17 +226,48 @@ def _text_ticks(
     return pc.fill_null(parsed, 0).to_numpy(zero_copy_only=False), missing, unreadable
 
 
+def _formatted_ticks(texts: pa.Array, form: TimeForm) -> pa.Array:
+    """Read texts of a format; null where one is not of it, or is no day of the calendar.
+
+    Arrow is fast, but takes 31/02 for 3 March: what it reads counts only where it is written back as the same text.
+    All else is left to Python, once for each distinct text.
+    """
+    assert form.format is not None
+    ticks = pa.nulls(len(texts), pa.int64())
+    if set(re.findall("%(.)", form.format)) <= set("YmdHMS"):
+        moments = pc.strptime(texts, format=form.format, unit="s", error_is_null=True)
+        same = pc.equal(pc.strftime(moments, format=form.format).cast(pa.large_string()), texts)
+        ticks = pc.if_else(same, moments.view(pa.int64()), ticks)
+    rest = pc.and_(ticks.is_null(), texts.is_valid())
+    if not pc.any(rest).as_py():
+        return ticks
+    distinct = pc.dictionary_encode(texts.filter(rest))
+    read = [_python_ticks(text, form.format, form.ticks_per_second) for text in distinct.dictionary.to_pylist()]
+    return pc.replace_with_mask(ticks, rest, pa.array(read, pa.int64()).take(distinct.indices))
+
+
+def _python_ticks(text: str, format: str, ticks_per_second: int) -> int | None:
+    try:
+        moment = datetime.datetime.strptime(text, format)
+    except ValueError:
+        return None
+    return _microseconds(moment) * ticks_per_second // 10**6
+
+
 def _iso_microseconds(text: str | None) -> int | None:
     """Read one ISO 8601 text; UTC where it names no zone."""
     if text is None:
         return None
     try:
-        moment = datetime.datetime.fromisoformat(text.strip().replace("Z", "+00:00"))
+        return _microseconds(datetime.datetime.fromisoformat(text.strip().replace("Z", "+00:00")))
     except ValueError:
         return None
+
+
+def _microseconds(moment: datetime.datetime) -> int:
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=datetime.timezone.utc)
-    return (moment - datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)) // datetime.timedelta(microseconds=1)
+    return (moment - _EPOCH) // datetime.timedelta(microseconds=1)
 
 
 def cast_each(texts: pa.Array, target: pa.DataType) -> tuple[pa.Array, NDArray[np.bool_]]:
