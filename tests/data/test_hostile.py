@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import re
 import warnings
+from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -198,6 +200,18 @@ def test_wrong_parquet_files(tmp_path: Path) -> None:
     pq.write_table(empty, tmp_path / "log.parquet")
     with pytest.raises(UserError, match="holds no rows"):
         prepare("parquet", [tmp_path / "log.parquet"], tmp_path / "store")
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_no_flipped_bytes_of_parquet_crash(tmp_path: Path, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    whole = np.frombuffer(parquet_bytes(item_id=["a", "b", "c", "d"]), np.uint8)
+    outcomes: Counter[str] = Counter()
+    for _ in range(150):
+        damaged = whole.copy()
+        damaged[random.integers(0, len(whole), 3)] = random.integers(0, 256, 3)
+        outcomes[outcome(tmp_path, damaged.tobytes(), "parquet")] += 1
+    assert outcomes["refused"] > 20
 
 
 def test_parts_of_different_schemas(tmp_path: Path) -> None:

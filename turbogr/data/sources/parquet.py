@@ -18,6 +18,7 @@ from turbogr.errors import UserError
 
 _BATCH_ROWS = 1 << 19
 _NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
+_DAMAGE = (pa.ArrowException, OSError, ValueError)  # a name that is not UTF-8 is a ValueError
 
 
 @dataclass
@@ -67,7 +68,7 @@ class ParquetReader:
                 for batch in opened.iter_batches(_BATCH_ROWS, columns=stored, use_threads=False):
                     yield _BlockOf(batch, constants, self._numbers, self.columns.names, file, first)
                     first += batch.num_rows
-            except (pa.ArrowException, OSError) as error:
+            except _DAMAGE as error:
                 raise UserError(f"{file} is damaged near row {first:,}: {_one_line(error)}") from error
             finally:
                 opened.close()
@@ -130,8 +131,10 @@ def open_parquet_file(file: Path) -> pq.ParquetFile:
     if file.stat().st_size == 0:
         raise UserError(f"{file} is empty")
     try:
-        return pq.ParquetFile(file)
-    except (pa.ArrowException, OSError) as error:
+        opened = pq.ParquetFile(file)
+        opened.schema_arrow.names  # noqa: B018 - decodes the schema, which opening does not
+        return opened
+    except _DAMAGE as error:
         raise UserError(f"{file} is not a whole Parquet file: {_one_line(error)}") from error
 
 
