@@ -6,13 +6,14 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from tests.data.logs import bytes_of, expected_sequences, random_events, stored_sequences, write_csv
-from turbogr.data.prepare import prepare
+from turbogr.data.prepare import prepare, prepare_table
 from turbogr.data.sources import delimited
 from turbogr.errors import UserError
 
@@ -338,3 +339,18 @@ def test_a_missing_path_names_the_nearest(tmp_path: Path) -> None:
         prepare("parquet", [tmp_path], tmp_path / "store")
     with pytest.raises(UserError, match="name the delimited files"):
         prepare("csv", [], tmp_path / "store")
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        (pd.DataFrame([[1, 2, 3, 4]], columns=["user_id", "item_id", "timestamp", "item_id"]), "2 columns .*'item_id'"),
+        (pd.DataFrame({"user_id": [1], "item_id": [2**70], "timestamp": [5]}), "'item_id' .*does not fit 64 bits"),
+        (pd.DataFrame({"user_id": [1], "item_id": pd.Series(["\ud800"], dtype=object)}), "'item_id' .*surrogate"),
+        (pd.DataFrame({"user_id": [1, 2], "item_id": [1, "a"]}), "'item_id' .*several types"),
+        (pl.DataFrame({"user_id": [1], "item_id": [2**70], "timestamp": [5]}), "'item_id' .*cannot be converted"),
+    ],
+)
+def test_a_table_that_does_not_convert_names_the_column(tmp_path: Path, table: object, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        prepare_table(table, tmp_path / "store")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +16,7 @@ from turbogr.data.sources.block import Block, Columns, ReadOptions, Source
 from turbogr.errors import UserError
 
 _BATCH_ROWS = 1 << 19
+_UNFIT = (pa.ArrowException, OverflowError, ValueError, TypeError)
 
 
 @dataclass
@@ -50,13 +52,38 @@ def as_arrow(table: Any) -> pa.Table:
     if library == "polars" and hasattr(table, "collect"):
         table = table.collect()
     if library == "polars" and hasattr(table, "to_arrow"):
-        return table.to_arrow()
+        return _converted(table, type(table).to_arrow)
     if library == "pandas" and hasattr(table, "columns"):
-        try:
-            return pa.Table.from_pandas(table, preserve_index=False)
-        except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-            raise UserError(f"a column of the table holds values of several types: {error.args[0]}") from error
+        _refuse_doubled([str(name) for name in table.columns])
+        return _converted(table, partial(pa.Table.from_pandas, preserve_index=False))
     raise UserError(f"expected a pandas, polars or pyarrow table, got {type(table).__name__}")
+
+
+def _refuse_doubled(names: Sequence[str]) -> None:
+    for name, count in Counter(names).items():
+        if count > 1:
+            raise UserError(f"the table has {count} columns called {name!r}; rename or drop all but one")
+
+
+def _converted(table: Any, convert: Callable[[Any], pa.Table]) -> pa.Table:
+    """Convert a whole table; where that fails, raise UserError with the column that cannot be converted."""
+    try:
+        return convert(table)
+    except _UNFIT as error:
+        for name in table.columns:
+            try:
+                convert(table[[name]])
+            except _UNFIT as reason:
+                raise UserError(f"column {str(name)!r} of the table {_why(reason)}") from error
+        raise UserError(f"the table {_why(error)}") from error
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, OverflowError):
+        return "holds an integer that does not fit 64 bits"
+    if isinstance(error, UnicodeEncodeError):
+        return "holds text that is not valid Unicode (half of a surrogate pair)"
+    return f"cannot be converted, does it hold values of several types? ({error.args[0] if error.args else error})"
 
 
 def table_source(table: Any) -> Source:
