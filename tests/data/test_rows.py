@@ -7,6 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from turbogr.cli import main
 from turbogr.data.prepare import prepare, prepare_table
 from turbogr.data.store import Store
 from turbogr.errors import UserError
@@ -73,3 +74,11 @@ def test_a_row_that_is_dropped_already_is_not_read_as_a_long_integer(tmp_path: P
     store = prepare_csv(tmp_path, log, drop_bad_rows=True)
     assert store.manifest.account["dropped"] == {"integer beyond 64 bits": 1, "missing user": 1}
     assert store.item_ids.kind == "integer"
+
+
+def test_days_written_as_numbers_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = HEADER + "1,5,20220501\n2,6,20220502\n1,7,20220503\n1,6,20220504\n"
+    store = prepare_csv(tmp_path, log)
+    assert store.times[-1] == 1_651_449_600
+    assert main(["prepare", "csv", str(tmp_path / "log.csv"), "--out", str(tmp_path / "again")]) == 0
+    assert "time from 'timestamp' (YYYYMMDD)" in capsys.readouterr().out

@@ -44,6 +44,33 @@ def test_a_name_or_an_option_decides_the_unit() -> None:
     assert seconds(pa.array([5.0, 7.0]), unit="s") == [5, 7]
 
 
+@pytest.mark.parametrize("kind", [pa.int32(), pa.int64(), pa.float64(), pa.string()])
+def test_numbers_like_20220501_are_days(kind: pa.DataType) -> None:
+    days = [20220501, 19700101, 20240229, 21991231]
+    midnights = [
+        datetime.datetime.strptime(str(day), "%Y%m%d").replace(tzinfo=datetime.timezone.utc).timestamp() for day in days
+    ]
+    for name in ("date", "time_ms"):
+        assert seconds(pa.array(days).cast(kind), name=name) == midnights
+    assert seconds(pa.array(days).cast(kind), unit="s") == days
+
+
+def test_days_outside_the_calendar() -> None:
+    first = pa.array([20220501, 20220502])
+    wrong = pa.array(["20220431", "20220500", "20221301", "20220501.5", "19691231", "-20220501", "7", "1650000000", ""])
+    assert reasons(wrong, first=first) == ["unreadable time"] * 8 + ["missing time"]
+    assert reasons(pa.array([" 20220501", "20220502.0", "22000101"]), first=first) == [
+        "",
+        "",
+        "time after the year 2200",
+    ]
+
+
+def test_seconds_among_which_some_could_be_days_stay_seconds() -> None:
+    numbers = list(range(20220400, 20220600))
+    assert seconds(pa.array(numbers)) == numbers
+
+
 def test_decimals_keep_their_order_below_a_second() -> None:
     values = pa.array([SECONDS + 0.75, SECONDS + 0.5])
     form = settle_form(values, "timestamp", "auto", None)

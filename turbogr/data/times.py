@@ -22,6 +22,7 @@ from turbogr.errors import UserError
 
 TICKS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 UNITS = ("auto", *TICKS)
+_MOSTLY = 0.9
 _END_OF_TIME = 7_258_118_400  # 2200-01-01
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 _SHORTHANDS = {"%F": "%Y-%m-%d", "%T": "%H:%M:%S", "%R": "%H:%M", "%D": "%m/%d/%y", "%e": "%d"}
@@ -29,7 +30,10 @@ _SHORTHANDS = {"%F": "%Y-%m-%d", "%T": "%H:%M:%S", "%R": "%H:%M", "%D": "%m/%d/%
 
 @dataclass(frozen=True)
 class TimeForm:
-    """How a time column is written: `kind` integer, decimal, iso, format or timestamp; `resolution` of the result."""
+    """How a time column is written, and the `resolution` of the result.
+
+    `kind` is integer, decimal, YYYYMMDD (numbers like 20220501), iso, format or timestamp.
+    """
 
     kind: str
     unit: str
@@ -101,6 +105,8 @@ def _written_form(format: str) -> TimeForm:
 
 
 def _number_form(kind: str, values: pa.Array, name: str, unit: str) -> TimeForm:
+    if unit == "auto" and _mostly_days(values):
+        return TimeForm("YYYYMMDD", "s", "s")
     suffix = re.search(r"_(s|ms|us|ns)$", name.lower())
     if unit == "auto" and suffix:
         unit = suffix.group(1)
@@ -108,6 +114,23 @@ def _number_form(kind: str, values: pa.Array, name: str, unit: str) -> TimeForm:
     if guessed:
         unit = _guess_unit(values)
     return TimeForm(kind, unit, unit if kind == "integer" else "us", guessed)
+
+
+def _mostly_days(values: pa.Array) -> bool:
+    """Whether the numbers are days like 20220501; of 27 other numbers of that size, one is a day by chance."""
+    days = _day_seconds(pc.drop_null(values).to_numpy(zero_copy_only=False).astype(np.float64))
+    return len(days) > 0 and float(((days >= 0) & (days < _END_OF_TIME)).mean()) > _MOSTLY
+
+
+def _day_seconds(numbers: NDArray[np.float64]) -> Int64Array:
+    """Return the seconds at which the days written as 20220501 begin; -1 where a number is no day since 1970."""
+    whole = np.where((numbers >= 1970_01_01) & (numbers <= 9999_12_31), numbers, 0).astype(np.int64)
+    years, months, days = whole // 10_000, whole // 100 % 100, whole % 100
+    begin = ((years - 1970) * 12 + months - 1).astype("datetime64[M]")
+    length = ((begin + 1).astype("datetime64[D]") - begin.astype("datetime64[D]")).astype(np.int64)
+    valid = (whole == numbers) & (months >= 1) & (months <= 12) & (days >= 1) & (days <= length)
+    seconds = (begin.astype("datetime64[D]").astype(np.int64) + days - 1) * 86400
+    return np.where(valid & (whole > 0), seconds, -1)
 
 
 def _guess_unit(values: pa.Array) -> str:
@@ -124,7 +147,7 @@ def parse_times(values: pa.Array, form: TimeForm) -> Times:
     if form.kind == "timestamp":
         ticks = _timestamp_ticks(values, form)
         unreadable = np.zeros(len(values), bool)
-    elif form.kind in ("integer", "decimal"):
+    elif form.kind in ("integer", "decimal", "YYYYMMDD"):
         ticks, missing, unreadable = _number_ticks(values, form, missing)
     else:
         ticks, missing, unreadable = _text_ticks(values, form, missing)
@@ -144,7 +167,11 @@ def explain(reason: int, text: str, form: TimeForm, name: str) -> str:
     if reason == MISSING:
         return f"the time (column {name!r}) is missing"
     if reason == UNREADABLE:
-        expected = {"iso": "a date or time like 2022-05-01 or 2022-05-01T12:30:00"}.get(form.kind, "a number")
+        examples = {
+            "iso": "a date or time like 2022-05-01 or 2022-05-01T12:30:00",
+            "YYYYMMDD": "a day like 20220501, which most times are (--time-unit s would read them all as seconds)",
+        }
+        expected = examples.get(form.kind, "a number")
         if form.kind == "format":
             expected = f"of the format {form.format!r}"
         return f"the time {text!r} (column {name!r}) is not {expected}; --time-format names other ways of writing it"
@@ -193,6 +220,9 @@ def _number_ticks(
             values = pc.min_element_wise(values, pa.scalar(2**63 - 1, pa.uint64())).cast(pa.int64())
         return pc.fill_null(values.cast(pa.int64()), 0).to_numpy(zero_copy_only=False), missing, unreadable
     decimals = pc.fill_null(values.cast(pa.float64(), safe=False), 0.0).to_numpy(zero_copy_only=False)
+    if form.kind == "YYYYMMDD":
+        seconds = _day_seconds(decimals)
+        return np.maximum(seconds, 0), missing, (seconds < 0) & ~missing
     finite = np.isfinite(decimals)
     scaled = np.where(finite, decimals, 0.0) * (10**6 / TICKS[form.unit])
     ticks = np.rint(np.clip(scaled, -9e18, 9e18)).astype(np.int64)
