@@ -82,3 +82,14 @@ def test_days_written_as_numbers_are_told(tmp_path: Path, capsys: pytest.Capture
     assert store.times[-1] == 1_651_449_600
     assert main(["prepare", "csv", str(tmp_path / "log.csv"), "--out", str(tmp_path / "again")]) == 0
     assert "time from 'timestamp' (YYYYMMDD)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("wrong", [2**53 + 1, -(2**53) - 1, 2**53])
+def test_a_kept_integer_that_a_float_cannot_hold_is_refused(tmp_path: Path, wrong: int) -> None:
+    values = [1, wrong, 2**53 - 1, 1 - 2**53]
+    for column in (pa.array(values), pa.array([str(value) for value in values])):
+        log = table(watched=column)
+        with pytest.raises(UserError, match=f"row 1 of the table: '{wrong}' in column 'watched'"):
+            prepare_table(log, tmp_path / "store", keep_columns=["watched"])
+        store = prepare_table(log, tmp_path / "store", keep_columns=["watched"], drop_bad_rows=True, overwrite=True)
+        assert sorted(store.actions["watched"].tolist()) == [1 - 2**53, 1, 2**53 - 1]

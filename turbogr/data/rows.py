@@ -22,7 +22,7 @@ from turbogr.data.times import REASONS, TimeForm, cast_each, explain, parse_time
 from turbogr.data.vocabulary import Int64Array
 from turbogr.errors import UserError
 
-_LARGEST_EXACT = float(2**53)
+_FIRST_INEXACT = float(2**53)  # 2**53 + 1 becomes 2**53 too
 
 
 class TextIdsFound(Exception):
@@ -288,7 +288,7 @@ def _numbers(values: pa.Array, name: str, checks: _Checks) -> NDArray[np.float64
     numbers = pc.fill_null(values.cast(pa.float64(), safe=False), float("nan")).to_numpy(zero_copy_only=False)
     original = checks.block.columns[name]
     checks.flag(
-        unreadable | np.isinf(numbers) | (np.abs(numbers) > _LARGEST_EXACT),
+        unreadable | np.isinf(numbers) | (np.abs(numbers) >= _FIRST_INEXACT),
         "unreadable number",
         lambda k: f"{_shown(original[k].as_py())} in column {name!r} is not a number that can be kept",
     )
