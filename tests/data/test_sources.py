@@ -196,6 +196,22 @@ def test_partitions_may_be_text_or_missing(tmp_path: Path) -> None:
         prepare("parquet", tmp_path / "log", tmp_path / "other")
 
 
+@pytest.mark.parametrize("given", ["folder", "glob", "files", "one file"])
+def test_only_partitions_below_what_was_given_are_columns(tmp_path: Path, given: str) -> None:
+    folder = tmp_path / "user=alice" / "log"
+    for day in (1, 2):
+        (folder / f"day={day}").mkdir(parents=True)
+        write_parquet(folder / f"day={day}" / "part.parquet", user_id=[1, 2], item_id=[3, 4], timestamp=[day, 5])
+    files = [folder / f"day={day}" / "part.parquet" for day in (1, 2)]
+    paths = {"folder": [folder], "glob": [folder / "day=*" / "*.parquet"], "files": files, "one file": files[:1]}[given]
+    if given == "one file":
+        assert prepare("parquet", paths, tmp_path / "store").num_events == 2
+        return
+    store = prepare("parquet", paths, tmp_path / "store", keep_columns=["day"])
+    assert store.num_events == 4
+    assert sorted(store.actions["day"].tolist()) == [1, 1, 2, 2]
+
+
 def test_a_file_without_a_header(tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
     path.write_text(rows())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import itertools
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -40,6 +41,19 @@ def find_files(paths: Sequence[Path | str], suffixes: tuple[str, ...], what: str
                 raise UserError(f"{path} does not exist.{nearest(path.name, beside)}")
             found += matches
     return list(dict.fromkeys(found))
+
+
+def partition_root(path: Path) -> Path:
+    """Return the folder below which key=value folders of a path that was given are partitions of the data.
+
+    That is the folder itself, or the fixed beginning of a glob; a single file lies in no partition.
+    """
+    if path.is_dir():
+        return path
+    if path.exists():
+        return path.parent
+    fixed = itertools.takewhile(lambda part: not glob.has_magic(part), path.parts)
+    return Path(*fixed)
 
 
 def _fits(file: Path, suffixes: tuple[str, ...]) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import unquote
@@ -13,7 +14,7 @@ import pyarrow.parquet as pq
 
 from turbogr.data.columns import check_columns, choose_columns
 from turbogr.data.sources.block import Block, Columns, ReadOptions, Source
-from turbogr.data.sources.files import find_files
+from turbogr.data.sources.files import find_files, partition_root
 from turbogr.errors import UserError
 
 _BATCH_ROWS = 1 << 19
@@ -23,20 +24,21 @@ _DAMAGE = (pa.ArrowException, OSError, ValueError)  # a name that is not UTF-8 i
 
 @dataclass
 class ParquetReader:
-    """Reads Parquet files of one schema, as far as the chosen columns go."""
+    """Reads Parquet files of one schema, as far as the chosen columns go; `files` gives each its partition's values."""
 
-    files: Sequence[Path]
+    files: Mapping[Path, dict[str, str]]
     columns: Columns
     texts_may_be_numbers: bool = False
     unit: str = "rows"
 
     def __post_init__(self) -> None:
         self.size = 0
-        self._numbers = _numeric_partitions(self.files)
+        self._numbers = _numeric_partitions(self.files.values())
+        paths = list(self.files)
         kinds: dict[str, tuple[str, Path]] = {}
-        for file in self.files:
+        for file, partition in self.files.items():
             opened = open_parquet_file(file)
-            names = [*opened.schema_arrow.names, *partition_values(file)]
+            names = [*opened.schema_arrow.names, *partition]
             check_columns(self.columns, names, str(file))
             for name in self.columns.names:
                 self._check_kind(name, opened.schema_arrow, file, kinds)
@@ -44,9 +46,7 @@ class ParquetReader:
             opened.close()
         if self.size == 0:
             raise UserError(
-                f"{self.files[0]} and all other files hold no rows"
-                if len(self.files) > 1
-                else f"{self.files[0]} holds no rows"
+                f"{paths[0]} and all other files hold no rows" if len(paths) > 1 else f"{paths[0]} holds no rows"
             )
 
     def _check_kind(self, name: str, schema: pa.Schema, file: Path, kinds: dict[str, tuple[str, Path]]) -> None:
@@ -59,9 +59,9 @@ class ParquetReader:
             )
 
     def blocks(self) -> Iterator[Callable[[], Block]]:
-        for file in self.files:
+        for file, partition in self.files.items():
             opened = open_parquet_file(file)
-            constants = {k: v for k, v in partition_values(file).items() if k not in opened.schema_arrow.names}
+            constants = {k: v for k, v in partition.items() if k not in opened.schema_arrow.names}
             stored = [name for name in self.columns.names if name not in constants]
             first = 0
             try:
@@ -108,11 +108,11 @@ def _constant(value: str, number: bool, rows: int) -> pa.Array:
     return pa.repeat(pa.scalar(int(value) if number else value, kind), rows)
 
 
-def _numeric_partitions(files: Sequence[Path]) -> frozenset[str]:
+def _numeric_partitions(partitions: Iterable[dict[str, str]]) -> frozenset[str]:
     """Keys of partitions whose values are all integers; engines write those without saying so."""
     values: dict[str, set[str]] = {}
-    for file in files:
-        for key, value in partition_values(file).items():
+    for partition in partitions:
+        for key, value in partition.items():
             values.setdefault(key, set()).add(value)
     integer = re.compile(r"0|-?[1-9][0-9]{0,17}")
     return frozenset(
@@ -120,10 +120,27 @@ def _numeric_partitions(files: Sequence[Path]) -> frozenset[str]:
     )
 
 
-def partition_values(file: Path) -> dict[str, str]:
-    """Return the key=value folders on the way to a file."""
-    pairs = (part.split("=", 1) for part in file.parent.parts if "=" in part)
+def partition_values(file: Path, root: Path) -> dict[str, str]:
+    """Return the key=value folders on the way from `root` to a file."""
+    pairs = (part.split("=", 1) for part in file.parent.relative_to(root).parts if "=" in part)
     return {key: unquote(value) for key, value in pairs}
+
+
+def find_partitioned(paths: Sequence[Path]) -> dict[Path, dict[str, str]]:
+    """Find the Parquet files in what was given, each with the values of its partition.
+
+    Files that are named one by one, as a shell does with a glob, share the root that all of them lie in.
+    """
+    singles = [path.parent for path in paths if path.is_file()]
+    shared = (
+        Path(os.path.commonpath(singles)) if singles and len({path.is_absolute() for path in singles}) == 1 else None
+    )
+    found: dict[Path, dict[str, str]] = {}
+    for path in paths:
+        root = shared if shared is not None and path.is_file() else partition_root(path)
+        for file in find_files([path], (".parquet", ".pq", ".parq"), "Parquet files"):
+            found.setdefault(file, partition_values(file, root))
+    return found
 
 
 def open_parquet_file(file: Path) -> pq.ParquetFile:
@@ -156,11 +173,14 @@ def _one_line(error: BaseException) -> str:
 
 def open_parquet(paths: Sequence[Path], options: ReadOptions) -> ParquetReader:
     """Open Parquet files."""
-    files = find_files(paths, (".parquet", ".pq", ".parq"), "Parquet files")
-    opened = open_parquet_file(files[0])
-    names = [*opened.schema_arrow.names, *(k for k in partition_values(files[0]) if k not in opened.schema_arrow.names)]
+    if not paths:
+        find_files(paths, (), "Parquet files")
+    files = find_partitioned(paths)
+    first, partition = next(iter(files.items()))
+    opened = open_parquet_file(first)
+    names = [*opened.schema_arrow.names, *(key for key in partition if key not in opened.schema_arrow.names)]
     opened.close()
-    return ParquetReader(files, choose_columns(names, options, str(files[0])))
+    return ParquetReader(files, choose_columns(names, options, str(first)))
 
 
 PARQUET = Source("parquet", "Parquet files, folders or globs, partitioned or not", open_parquet)
