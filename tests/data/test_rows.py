@@ -90,6 +90,6 @@ def test_a_kept_integer_that_a_float_cannot_hold_is_refused(tmp_path: Path, wron
     for column in (pa.array(values), pa.array([str(value) for value in values])):
         log = table(watched=column)
         with pytest.raises(UserError, match=f"row 1 of the table: '{wrong}' in column 'watched'"):
-            prepare_table(log, tmp_path / "store", keep_columns=["watched"])
+            prepare_table(log, tmp_path / "store", keep_columns=["watched"], overwrite=True)
         store = prepare_table(log, tmp_path / "store", keep_columns=["watched"], drop_bad_rows=True, overwrite=True)
         assert sorted(store.actions["watched"].tolist()) == [1 - 2**53, 1, 2**53 - 1]
