@@ -44,6 +44,24 @@ def test_a_name_or_an_option_decides_the_unit() -> None:
     assert seconds(pa.array([5.0, 7.0]), unit="s") == [5, 7]
 
 
+@pytest.mark.parametrize("kind", [pa.int64(), pa.float64(), pa.string()])
+@pytest.mark.parametrize(
+    ("said", "factor", "meant"), [("ms", 1, "s"), ("us", 1000, "ms"), ("ns", 1, "s"), ("ns", 10**6, "us")]
+)
+def test_a_unit_in_the_name_that_does_not_fit_the_times(kind: pa.DataType, said: str, factor: int, meant: str) -> None:
+    values = pa.array([SECONDS * factor, (SECONDS + 5) * factor]).cast(kind)
+    with pytest.raises(UserError, match=rf"1970-01-\d\d .*but 2022-05-01 in '{meant}'; say --time-unit {meant} or"):
+        settle_form(values, f"time_{said}", "auto", None)
+    assert seconds(values, name=f"time_{said}", unit=meant) == [SECONDS, SECONDS + 5]
+    assert max(seconds(values, name=f"time_{said}", unit=said)) < 30 * 86400
+
+
+def test_one_time_that_does_not_fit_the_unit_in_the_name() -> None:
+    values = pa.array([SECONDS * 1000, SECONDS * 1000, SECONDS])
+    times = parse_times(values, settle_form(values, "time_ms", "auto", None))
+    assert [REASONS[reason] for reason in times.reasons] == ["", "", "time of another unit"]
+
+
 @pytest.mark.parametrize("kind", [pa.int32(), pa.int64(), pa.float64(), pa.string()])
 def test_numbers_like_20220501_are_days(kind: pa.DataType) -> None:
     days = [20220501, 19700101, 20240229, 21991231]

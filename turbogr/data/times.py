@@ -24,6 +24,7 @@ TICKS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 UNITS = ("auto", *TICKS)
 _MOSTLY = 0.9
 _END_OF_TIME = 7_258_118_400  # 2200-01-01
+_USUAL_TIMES = (631_152_000, 4_102_444_800)  # 1990 to 2100
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 _SHORTHANDS = {"%F": "%Y-%m-%d", "%T": "%H:%M:%S", "%R": "%H:%M", "%D": "%m/%d/%y", "%e": "%d"}
 
@@ -62,7 +63,8 @@ def settle_form(values: pa.Array, name: str, unit: str, format: str | None) -> T
     """Decide the form of the column `name` from its first values.
 
     Raises:
-        UserError: the column's type cannot hold times, or the format cannot be understood.
+        UserError: the column's type cannot hold times, the format cannot be understood, or the unit that the name
+            tells does not fit the values.
     """
     kind = values.type
     if format is not None:
@@ -107,13 +109,28 @@ def _written_form(format: str) -> TimeForm:
 def _number_form(kind: str, values: pa.Array, name: str, unit: str) -> TimeForm:
     if unit == "auto" and _mostly_days(values):
         return TimeForm("YYYYMMDD", "s", "s")
+    guess = _guess_unit(values)
     suffix = re.search(r"_(s|ms|us|ns)$", name.lower())
-    if unit == "auto" and suffix:
+    if unit != "auto":
+        guessed = False
+    elif suffix:
         unit = suffix.group(1)
-    guessed = unit == "auto"
-    if guessed:
-        unit = _guess_unit(values)
+        _doubt_suffix(values, name, unit, guess)
+        guessed = unit == guess
+    else:
+        unit, guessed = guess, True
     return TimeForm(kind, unit, unit if kind == "integer" else "us", guessed)
+
+
+def _doubt_suffix(values: pa.Array, name: str, unit: str, guess: str) -> None:
+    """Raise UserError where times of the unit in the name lie about 1970, but are usual ones in a coarser unit."""
+    middle = _middle(values)
+    if TICKS[guess] < TICKS[unit] and _USUAL_TIMES[0] <= middle / TICKS[guess] < _USUAL_TIMES[1]:
+        days = {ticks: _EPOCH + datetime.timedelta(seconds=middle / TICKS[ticks]) for ticks in (unit, guess)}
+        raise UserError(
+            f"column {name!r} holds times like {middle:.0f}: {days[unit]:%Y-%m-%d} if its unit is {unit!r} as the name "
+            f"says, but {days[guess]:%Y-%m-%d} in {guess!r}; say --time-unit {guess} or --time-unit {unit}"
+        )
 
 
 def _mostly_days(values: pa.Array) -> bool:
@@ -135,10 +152,14 @@ def _day_seconds(numbers: NDArray[np.float64]) -> Int64Array:
 
 def _guess_unit(values: pa.Array) -> str:
     """Return the unit in which the middle value lies between 1970 and 2200, the coarsest that does."""
+    middle = _middle(values)
+    return next((unit for unit, ticks in TICKS.items() if middle < _END_OF_TIME * ticks), "s")
+
+
+def _middle(values: pa.Array) -> float:
     numbers = np.abs(pc.drop_null(values).to_numpy(zero_copy_only=False).astype(np.float64))
     numbers = numbers[np.isfinite(numbers)]
-    middle = float(np.median(numbers)) if len(numbers) else 0.0
-    return next((unit for unit, ticks in TICKS.items() if middle < _END_OF_TIME * ticks), "s")
+    return float(np.median(numbers)) if len(numbers) else 0.0
 
 
 def parse_times(values: pa.Array, form: TimeForm) -> Times:
