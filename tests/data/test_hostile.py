@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tests.data.logs import random_events, write_csv
-from turbogr.data.prepare import DataWarning, prepare
+from turbogr.data.prepare import DataWarning, prepare, prepare_table
 from turbogr.data.sources import delimited
 from turbogr.data.store import Store
 from turbogr.errors import UserError
@@ -232,6 +232,14 @@ def test_text_in_a_kept_number_column(tmp_path: Path) -> None:
     data = b"user_id,item_id,timestamp,rating\n1,2,3,4\n2,3,4,good\n"
     with pytest.raises(UserError, match="line 3: 'good' in column 'rating' is not a number"):
         prepare_bytes(tmp_path, data, keep_columns=["rating"])
+
+
+@pytest.mark.parametrize("name", ["a/b", "../../b", "b\0", "b" * 300])
+def test_a_kept_column_that_cannot_name_a_file(tmp_path: Path, name: str) -> None:
+    table = pa.table({"user_id": [1, 2], "item_id": [1, 2], "timestamp": [1, 2], name: [3, 4]})
+    with pytest.raises(UserError, match=r"--keep-columns: .* cannot be the name of a file"):
+        prepare_table(table, tmp_path / "store", keep_columns=[name])
+    assert not list(tmp_path.iterdir())
 
 
 def outcome(folder: Path, data: bytes, suffix: str, **options: object) -> str:

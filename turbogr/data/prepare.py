@@ -28,6 +28,7 @@ from turbogr.data.filters import core, repeated
 from turbogr.data.id_rows import IdRows
 from turbogr.data.ordered import default_threads, ordered_map
 from turbogr.data.progress import Progress
+from turbogr.data.rows import doubtful_ids
 from turbogr.data.scan import ACTION, Scan, scan
 from turbogr.data.sorting import Partitions, SortedLog, user_ranges
 from turbogr.data.sources import find_source
@@ -41,6 +42,7 @@ from turbogr.errors import Note, UserError, nearest
 
 DUPLICATES = ("keep", "exact", "item")
 _CHUNK_ROWS = 1 << 20
+_LONGEST_NAME = 200  # in bytes; common file systems end at 255
 _LEAK_WORTH_TELLING = 0.01
 
 
@@ -102,6 +104,7 @@ def prepare(
         tuple(where),
         {**kind.extra, **extra},
     )
+    _check_file_names(options.action_columns)
     filters = Filters.choose(kind, min_user_events, min_item_events, duplicates)
     rule = parse_rule(kind.split if split is None else split)
     if isinstance(paths, str | os.PathLike):
@@ -122,6 +125,16 @@ def prepare(
     if leak is not None:  # no surprise where the source's usual split does it
         warnings.warn(leak, Note if split is None else DataWarning, stacklevel=2)
     return store
+
+
+def _check_file_names(columns: Sequence[str]) -> None:
+    """Refuse columns whose name cannot be part of the name of a file of the store."""
+    for name in columns:
+        if "/" in name or "\0" in name or len(name.encode("utf-8", "replace")) > _LONGEST_NAME:
+            raise UserError(
+                f"--keep-columns: {name[:80]!r} cannot be the name of a file of the store (it has a slash or a zero "
+                f"byte, or more than {_LONGEST_NAME} bytes); rename the column in the log"
+            )
 
 
 def prepare_table(table: Any, out: str | os.PathLike[str], **options: Any) -> Store:
@@ -224,6 +237,8 @@ class Preparation:
                 known_items=items.num_known,
             )
         )
+        self.warnings += doubtful_ids("user", store.user_ids.ids, lambda: store.lengths)
+        self.warnings += doubtful_ids("item", store.item_ids.ids, store.item_counts)
         self.warnings += _doubts_about_split(store)
         return store
 

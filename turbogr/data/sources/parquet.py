@@ -131,6 +131,8 @@ def find_partitioned(paths: Sequence[Path]) -> dict[Path, dict[str, str]]:
 
     Files that are named one by one, as a shell does with a glob, share the root that all of them lie in.
     """
+    if not paths:
+        raise UserError("name the Parquet files to read: turbogr prepare parquet PATH... --out DIR")
     singles = [path.parent for path in paths if path.is_file()]
     shared = (
         Path(os.path.commonpath(singles)) if singles and len({path.is_absolute() for path in singles}) == 1 else None
@@ -173,8 +175,6 @@ def _one_line(error: BaseException) -> str:
 
 def open_parquet(paths: Sequence[Path], options: ReadOptions) -> ParquetReader:
     """Open Parquet files."""
-    if not paths:
-        find_files(paths, (), "Parquet files")
     files = find_partitioned(paths)
     first, partition = next(iter(files.items()))
     opened = open_parquet_file(first)
