@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import pyarrow as pa
@@ -93,3 +94,31 @@ def test_a_kept_integer_that_a_float_cannot_hold_is_refused(tmp_path: Path, wron
             prepare_table(log, tmp_path / "store", keep_columns=["watched"], overwrite=True)
         store = prepare_table(log, tmp_path / "store", keep_columns=["watched"], drop_bad_rows=True, overwrite=True)
         assert sorted(store.actions["watched"].tolist()) == [1 - 2**53, 1, 2**53 - 1]
+
+
+def told(folder: Path, text: str, **options: object) -> list[str]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        prepare_csv(folder, text, **options)
+    return [str(warning.message) for warning in caught if "leave-two-out" not in str(warning.message)]
+
+
+@pytest.mark.parametrize("word", ["NULL", "NaN", "None", "N/A", "<NA>", "\\N", "-"])
+def test_ids_that_look_missing_are_told_with_their_number(tmp_path: Path, word: str) -> None:
+    (sentence,) = told(tmp_path, HEADER + f"1,a,1\n2,{word},2\n1,b,3\n1,{word},4\n2,nanna,5\n")
+    assert sentence.startswith("2 events name an item that looks like a missing value")
+    assert repr(word) in sentence
+    (sentence,) = told(tmp_path, HEADER + f"a,1,1\n{word},2,2\n{word},3,3\nb,3,4\n{word},3,5\n")
+    assert sentence.startswith("3 events name a user that looks")
+
+
+def test_spaces_around_ids_are_told(tmp_path: Path) -> None:
+    log = HEADER + "1, a,1\n2, b,2\n1,c ,3\n1,d e,4\n2,   ,5\n"
+    missing, spaces = told(tmp_path, log)
+    assert missing.startswith("1 event names an item that looks")
+    assert spaces == "4 of 5 item ids begin or end with spaces, which are kept as part of them"
+
+
+def test_usual_ids_are_no_matter(tmp_path: Path) -> None:
+    assert told(tmp_path, HEADER + "1,a,1\n2,b,2\n1,banana,3\n") == []
+    assert told(tmp_path, HEADER + "1,5,1\n2,6,2\n1,7,3\n") == []

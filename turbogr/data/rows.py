@@ -24,6 +24,9 @@ from turbogr.errors import UserError
 
 _FIRST_INEXACT = float(2**53)  # 2**53 + 1 becomes 2**53 too
 
+# How programs write that a value is missing, in lower case and without spaces at the ends.
+_WORDS_FOR_MISSING = ("", "null", "nan", "none", "na", "n/a", "<na>", "nil", "nat", "undefined", "\\n", "-", "?")
+
 
 class TextIdsFound(Exception):
     """Ids of `role` that looked like integers turn out to be text; read the input again with text ids."""
@@ -297,3 +300,28 @@ def _numbers(values: pa.Array, name: str, checks: _Checks) -> NDArray[np.float64
 
 def _shown(value: object) -> str:
     return repr(value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value))
+
+
+def doubtful_ids(role: str, ids: Int64Array | pa.Array, events: Callable[[], Int64Array]) -> list[str]:
+    """Tell of text ids that look like missing values or carry spaces at their ends; they are kept as they are.
+
+    `events` counts the events of every id; it is called only where there is something to tell.
+    """
+    if isinstance(ids, np.ndarray):
+        return []
+    doubts = []
+    trimmed = pc.utf8_trim_whitespace(ids)
+    words = pa.array(_WORDS_FOR_MISSING, trimmed.type)
+    rows = np.flatnonzero(pc.is_in(pc.utf8_lower(trimmed), words).to_numpy(zero_copy_only=False))
+    if len(rows):
+        listed = ", ".join(repr(ids[row].as_py()) for row in rows[:5].tolist()) + (", ..." if len(rows) > 5 else "")
+        count, article = int(events()[rows].sum()), "an" if role == "item" else "a"
+        subject = "1 event names" if count == 1 else f"{count:,} events name"
+        doubts.append(
+            f"{subject} {article} {role} that looks like a missing value ({listed}); it is kept as an id. "
+            "Fields left empty are refused, or dropped and counted with --drop-bad-rows"
+        )
+    spaced = len(ids) - pc.sum(pc.equal(ids, trimmed)).as_py()
+    if spaced:
+        doubts.append(f"{spaced:,} of {len(ids):,} {role} ids begin or end with spaces, which are kept as part of them")
+    return doubts
