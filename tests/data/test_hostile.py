@@ -139,6 +139,35 @@ def test_wrong_json_is_refused_with_its_line_or_dropped(tmp_path: Path, line: st
     assert store.manifest.account["rows_kept"] == 2400
 
 
+def json_line(user: object, item: object, time: object) -> str:
+    return json.dumps({"user_id": user, "item_id": item, "timestamp": time})
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ("garbage", "not JSON"),
+        (json_line(1, "x", 5), "'item_id'"),
+        (json_line(1, 6.5, 5), "'item_id' is 6.5, but ids must be integers"),
+        (json_line(1, [2], 5), "'item_id'"),
+        (json_line(1, True, 5), "'item_id'"),
+        (json_line(1, 2, "noon"), "'timestamp'"),
+    ],
+)
+@pytest.mark.parametrize("place", [0, 5, 1200])
+def test_wrong_json_anywhere_is_dropped_and_counted(tmp_path: Path, wrong: str, message: str, place: int) -> None:
+    lines = [json_line(*event) for event in random_events(1300, 5, 9, seed=0)]
+    lines.insert(place, wrong)
+    data = "\n".join(lines).encode()
+    with pytest.raises(UserError, match=message) as refused:
+        prepare_bytes(tmp_path, data, "jsonl")
+    if place or wrong == "garbage":  # a first line of another type passes for the right one
+        assert f"line {place + 1}:" in str(refused.value) or "lists or objects" in str(refused.value)
+    account = prepare_bytes(tmp_path, data, "jsonl", drop_bad_rows=True).manifest.account
+    assert account["rows_in"] == 1301
+    assert account["dropped"] == {"unreadable line": 1}
+
+
 def test_text_ids_with_half_a_surrogate_pair(tmp_path: Path) -> None:
     lines = [json.dumps({"user_id": k % 2, "item_id": f"{k % 3} }} {{", "timestamp": k}) for k in range(6)]
     data = "\n".join([*lines, lines[0].replace("0 } {", "\\ud800"), ""]).encode()

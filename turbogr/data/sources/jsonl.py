@@ -106,7 +106,9 @@ class JsonLinesReader:
                 continue
             if isinstance(value, int) and not isinstance(value, bool) and not -(2**63) <= value < 2**63:
                 return f"the number {value} in field {name!r} does not fit 64 bits"
-            if _type_of(value) != kind and not (_is_number(value) and pa.types.is_primitive(kind)):
+            if name in (self.columns.user, self.columns.item) and isinstance(value, float) and kind == pa.int64():
+                return f"field {name!r} is {value}, but ids must be integers or text"
+            if _type_of(value) != kind and not (_is_number(value) and kind in (pa.int64(), pa.float64())):
                 return f"field {name!r} is {json.dumps(value)[:60]}, but other lines have {_called(kind)} there"
         return None
 
@@ -176,17 +178,17 @@ def _called(kind: pa.DataType) -> str:
     return "text" if pa.types.is_string(kind) else "a boolean" if pa.types.is_boolean(kind) else "a number"
 
 
-def _sample(file: Path) -> list[tuple[int, _Record]]:
-    """Return the first objects of a file with their lines."""
+def _sample(file: Path, drop_bad_rows: bool) -> list[tuple[int, _Record]]:
+    """Return the first objects of a file with their lines; one that is wrong may come first only if it is dropped."""
     records = []
     for number, line in islice(_numbered(next(read_lines(file, _LINES))), _SAMPLE):
         problem, record = _read_object(line)
         if problem is None:
             records.append((number, record))
-        elif not records:
-            raise UserError(f"{file}, line {number}: {problem}")
+        elif not records and not drop_bad_rows:
+            raise UserError(f"{file}, line {number}: {problem} (--drop-bad-rows drops and counts such rows)")
     if not records:
-        raise UserError(f"{file} holds no rows")
+        raise UserError(f"{file} holds no rows" + (" that can be read at its beginning" if drop_bad_rows else ""))
     return records
 
 
@@ -195,27 +197,40 @@ def open_jsonl(
 ) -> JsonLinesReader:
     """Open files of JSON lines; `choose` may fill in column names from those that are there."""
     files = find_files(paths, SUFFIXES, "files of JSON lines")
-    sample = _sample(files[0])
+    sample = _sample(files[0], options.drop_bad_rows)
     names = list(dict.fromkeys(name for _, record in sample for name in record))
     columns = choose_columns(names, choose(names) if choose else options, str(files[0]))
-    fields = []
-    for name in columns.names:
-        kinds = {_type_of(record[name]) for _, record in sample if record.get(name) is not None}
-        if None in kinds:
-            raise UserError(f"{files[0]}: field {name!r} holds lists or objects; it must be a number or text")
-        if kinds == {pa.int64(), pa.float64()}:
-            kinds = {pa.float64()}
-        if len(kinds) > 1:
-            number = next(
-                n for n, r in sample if r.get(name) is not None and _type_of(r[name]) != _first_type(sample, name)
-            )
-            raise UserError(f"{files[0]}, line {number}: field {name!r} is text in some lines and a number in others")
-        fields.append(pa.field(name, kinds.pop() if kinds else pa.string()))
+    fields = [
+        pa.field(name, _settled_type(files[0], sample, name, name in (columns.user, columns.item), options))
+        for name in columns.names
+    ]
     return JsonLinesReader(files, columns, options, pa.schema(fields))
 
 
-def _first_type(sample: list[tuple[int, _Record]], name: str) -> pa.DataType | None:
-    return next(_type_of(record[name]) for _, record in sample if record.get(name) is not None)
+def _settled_type(
+    file: Path, sample: list[tuple[int, _Record]], name: str, is_id: bool, options: ReadOptions
+) -> pa.DataType:
+    """Return the type of a field: the one of all lines, or the most common one where others are to be dropped.
+
+    Times and actions may mix integers and decimals; ids may not.
+    """
+    kinds = [(number, _type_of(record[name])) for number, record in sample if record.get(name) is not None]
+    if not is_id and any(kind == pa.float64() for _, kind in kinds):
+        kinds = [(number, pa.float64() if kind == pa.int64() else kind) for number, kind in kinds]
+    if not kinds:
+        return pa.string()
+    counts = Counter(kind for _, kind in kinds if kind is not None)
+    if counts and options.drop_bad_rows:
+        return counts.most_common(1)[0][0]
+    if len(counts) < len({kind for _, kind in kinds}):
+        raise UserError(f"{file}: field {name!r} holds lists or objects; it must be a number or text")
+    usual = kinds[0][1]
+    if is_id and set(counts) == {pa.int64(), pa.float64()}:
+        usual = pa.int64()  # whichever comes first: decimals cannot be ids
+    elif len(counts) > 1:
+        number = next(number for number, kind in kinds if kind != usual)
+        raise UserError(f"{file}, line {number}: field {name!r} is text in some lines and a number in others")
+    return usual
 
 
 JSONL = Source("jsonl", "JSON lines, one object per event", open_jsonl)
