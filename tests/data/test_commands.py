@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.data.logs import random_events, write_csv
 from turbogr.cli import main
+from turbogr.data.prepare import prepare
 from turbogr.data.store import Store
 from turbogr.data.summary import Distribution, summarise
 
@@ -113,3 +117,18 @@ def test_the_summary_counts_every_event(tmp_path: Path, log: Path) -> None:
     assert sum(summary.over_time) == 300
     assert summary.lengths.mean == 25
     assert 0 < summary.top_shares["1%"] <= summary.top_shares["10%"] <= summary.top_shares["50%"] <= 1
+
+
+def test_inspect_draws_with_ascii_where_the_output_is_not_unicode(tmp_path: Path) -> None:
+    events = [(u, f"é{i}", 1_600_000_000 + t) for u, i, t in random_events(100, 4, 9, seed=1)]
+    prepare("csv", write_csv(tmp_path / "log.csv", events), tmp_path / "store")
+    done = subprocess.run(
+        [sys.executable, "-m", "turbogr", "inspect", str(tmp_path / "store")],
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        check=True,
+    )
+    shown = done.stdout.decode("ascii")
+    assert "####" in shown
+    assert "->" in shown
+    assert "\\xe9" in shown

@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import json
 import shutil
+import sys
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,10 @@ from turbogr.files import replace_text
 _BAR_WIDTH = 40
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 _LEVELS = "▁▂▃▄▅▆▇█"
+_PLAIN = str.maketrans(
+    {**dict(zip("▏▎▍▌▋▊▉█", "----####", strict=True)), **dict(zip("▁▂▃▄▅▆▇", "_.:-=+*", strict=True))}
+    | {"→": "->", "…": "..."}
+)
 _SPANS = ((86400 * 365, "y"), (86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
@@ -41,11 +46,21 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("--users must not be negative and --events at least 1")
     store = Store.open(args.store)
     summary = summarise(store)
-    print(describe(store, summary, args.users, args.events))
+    print(printable(describe(store, summary, args.users, args.events), sys.stdout.encoding))
     if args.json:
         record = {"manifest": dataclasses.asdict(store.manifest), **dataclasses.asdict(summary)}
         replace_text(Path(args.json), json.dumps(record, indent=2, ensure_ascii=False) + "\n")
     return 0
+
+
+def printable(text: str, encoding: str | None) -> str:
+    """Return `text` as an output of this encoding can show it: plain bars and escaped ids where it is not Unicode."""
+    encoding = encoding or "utf-8"
+    try:
+        text.encode(encoding)
+    except UnicodeEncodeError:
+        return text.translate(_PLAIN).encode(encoding, "backslashreplace").decode(encoding)
+    return text
 
 
 def describe(store: Store, summary: Summary, num_users: int, num_events: int) -> str:
