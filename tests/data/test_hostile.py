@@ -271,6 +271,12 @@ def test_a_kept_column_that_cannot_name_a_file(tmp_path: Path, name: str) -> Non
     assert not list(tmp_path.iterdir())
 
 
+def test_exact_duplicates_need_times(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--duplicates exact compares times"):
+        prepare_bytes(tmp_path, HEADER + GOOD + GOOD, time_column="none", duplicates="exact")
+    assert prepare_bytes(tmp_path, HEADER + GOOD + GOOD, time_column="none", duplicates="item").num_events == 3
+
+
 def outcome(folder: Path, data: bytes, suffix: str, **options: object) -> str:
     """Prepare; anything but a store with a right account or a UserError is a failure."""
     try:

@@ -116,6 +116,8 @@ def prepare(
     reader = kind.open([Path(path) for path in paths], options)
     if reader.columns.time is None and rule.startswith("time:"):
         raise UserError(f"split {rule!r} needs times, but the log has only an order; use leave-one-out")
+    if reader.columns.time is None and duplicates == "exact":
+        raise UserError("--duplicates exact compares times, but the log has only an order; use item or keep")
     with StoreWriter(out, overwrite=overwrite) as writer, contextlib.ExitStack() as cleanup:
         work = Preparation(writer, cleanup, reader, options, filters, rule, known, threads, Progress(progress))
         store = work.run(kind.name)
