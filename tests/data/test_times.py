@@ -73,6 +73,13 @@ def test_numbers_like_20220501_are_days(kind: pa.DataType) -> None:
     assert seconds(pa.array(days).cast(kind), unit="s") == days
 
 
+@pytest.mark.parametrize("kind", [pa.int64(), pa.string()])
+def test_numbers_like_20220501123015_are_times_of_a_day(kind: pa.DataType) -> None:
+    values = pa.array([20220501123015, 20220501123020]).cast(kind)
+    assert seconds(values) == [SECONDS, SECONDS + 5]
+    assert reasons(pa.array(["20220501250000", "7"]), first=values) == ["unreadable time"] * 2
+
+
 def test_days_outside_the_calendar() -> None:
     first = pa.array([20220501, 20220502])
     wrong = pa.array(["20220431", "20220500", "20221301", "20220501.5", "19691231", "-20220501", "7", "1650000000", ""])

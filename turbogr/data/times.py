@@ -107,8 +107,11 @@ def _written_form(format: str) -> TimeForm:
 
 
 def _number_form(kind: str, values: pa.Array, name: str, unit: str) -> TimeForm:
-    if unit == "auto" and _mostly_days(values):
+    numbers = pc.drop_null(values).to_numpy(zero_copy_only=False).astype(np.float64)
+    if unit == "auto" and _mostly_days(numbers):
         return TimeForm("YYYYMMDD", "s", "s")
+    if unit == "auto" and _mostly_days(numbers // 10**6):
+        return _written_form("%Y%m%d%H%M%S")
     guess = _guess_unit(values)
     suffix = re.search(r"_(s|ms|us|ns)$", name.lower())
     if unit != "auto":
@@ -133,9 +136,9 @@ def _doubt_suffix(values: pa.Array, name: str, unit: str, guess: str) -> None:
         )
 
 
-def _mostly_days(values: pa.Array) -> bool:
+def _mostly_days(numbers: NDArray[np.float64]) -> bool:
     """Whether the numbers are days like 20220501; of 27 other numbers of that size, one is a day by chance."""
-    days = _day_seconds(pc.drop_null(values).to_numpy(zero_copy_only=False).astype(np.float64))
+    days = _day_seconds(numbers)
     return len(days) > 0 and float(((days >= 0) & (days < _END_OF_TIME)).mean()) > _MOSTLY
 
 
