@@ -144,3 +144,12 @@ def test_a_damaged_store_is_refused(tmp_path: Path, damage: str) -> None:
         os.truncate(path / "manifest.json", 100)
     with pytest.raises(UserError, match="prepare the store again"):
         Store.open(path)
+
+
+def test_a_name_with_wildcards_removes_its_own_leftovers_alone(tmp_path: Path) -> None:
+    own, other = tmp_path / ".log[ab]*.partial-x", tmp_path / ".loga1.partial-x"
+    own.mkdir()
+    other.mkdir()
+    write(tmp_path / "log[ab]*")
+    assert not own.exists()
+    assert other.exists()

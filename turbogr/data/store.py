@@ -12,6 +12,7 @@ import ctypes
 import dataclasses
 import errno
 import fcntl
+import glob
 import hashlib
 import json
 import os
@@ -290,7 +291,7 @@ class StoreWriter:
         return f".{self.target.name}.partial-"
 
     def _remove_abandoned(self) -> None:
-        for folder in self.target.parent.glob(f"{self._prefix}*"):
+        for folder in self.target.parent.glob(f"{glob.escape(self._prefix)}*"):
             handle = os.open(folder, os.O_RDONLY)
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
