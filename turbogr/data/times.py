@@ -110,7 +110,7 @@ def _number_form(kind: str, values: pa.Array, name: str, unit: str) -> TimeForm:
     numbers = pc.drop_null(values).to_numpy(zero_copy_only=False).astype(np.float64)
     if unit == "auto" and _mostly_days(numbers):
         return TimeForm("YYYYMMDD", "s", "s")
-    if unit == "auto" and _mostly_days(numbers // 10**6):
+    if unit == "auto" and _mostly_days(np.floor(numbers / 10**6)):
         return _written_form("%Y%m%d%H%M%S")
     guess = _guess_unit(values)
     suffix = re.search(r"_(s|ms|us|ns)$", name.lower())
