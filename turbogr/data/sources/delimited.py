@@ -281,13 +281,15 @@ def _check_quotes(lines: Lines, layout: Layout, file: Path) -> None:
 
 
 def _plainly_quoted(data: bytes, delimiter: bytes) -> bool:
-    """Whether quotes only open fields and close them, in turn; most text is so, and this is 10 times faster to see."""
+    """Whether quotes only open fields and close them, in turn; most text is so, and this is faster to see."""
     text = np.frombuffer(b"\n" + data + b"\n", np.uint8)
     quotes = np.flatnonzero(text == ord('"'))
     if len(quotes) % 2:
         return False
-    around = np.concatenate([text[quotes[::2] - 1], text[quotes[1::2] + 1]])
-    return bool(np.isin(around, np.frombuffer(b"\r\n" + delimiter, np.uint8)).all()) and len(delimiter) == 1
+    ends_field = np.zeros(256, bool)
+    ends_field[list(b"\r\n" + delimiter)] = True
+    around = ends_field[text[quotes[::2] - 1]].all() and ends_field[text[quotes[1::2] + 1]].all()
+    return len(delimiter) == 1 and bool(around)
 
 
 def _original(row: int, skipped: list[int]) -> int:
