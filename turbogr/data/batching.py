@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -138,23 +139,33 @@ def plan_batches(
     Exactly one of `batch_size` (sequences per batch) and `batch_tokens` is given; no batch holds more than
     `batch_tokens` tokens unless a single sequence does. Returns the sequences of every batch in order.
     """
+    order = shuffled_order(len(lengths), seed, epoch) if shuffle else np.arange(len(lengths), dtype=np.int64)
+    bounds = batch_bounds(np.asarray(lengths, np.int64)[order], batch_size=batch_size, batch_tokens=batch_tokens)
+    return [order[first:last] for first, last in pairwise(bounds.tolist())]
+
+
+def batch_bounds(lengths: Int64Array, *, batch_size: int | None = None, batch_tokens: int | None = None) -> Int64Array:
+    """Cut sequences with `lengths` [n], in their order, into batches: batch k is bounds[k]:bounds[k + 1].
+
+    Exactly one of `batch_size` (sequences per batch) and `batch_tokens` is given; no batch holds more than
+    `batch_tokens` tokens unless a single sequence does.
+    """
     if (batch_size is None) == (batch_tokens is None):
         raise ValueError("give exactly one of batch_size and batch_tokens")
     budget = batch_size if batch_size is not None else batch_tokens
     assert budget is not None
     if budget < 1:
         raise ValueError(f"batch_size and batch_tokens must be at least 1, got {budget}")
-    order = shuffled_order(len(lengths), seed, epoch) if shuffle else np.arange(len(lengths), dtype=np.int64)
+    num = len(lengths)
     if batch_size is not None:
-        return [order[i : i + batch_size] for i in range(0, len(order), batch_size)]
-    ends = np.cumsum(np.asarray(lengths, np.int64)[order])
-    batches = []
-    first, done = 0, 0
-    while first < len(order):
-        last = max(int(np.searchsorted(ends, done + budget, side="right")), first + 1)
-        batches.append(order[first:last])
-        first, done = last, int(ends[last - 1])
-    return batches
+        return np.append(np.arange(0, num, batch_size, dtype=np.int64), num)
+    ends = np.cumsum(lengths)
+    bounds, done = [0], 0
+    while bounds[-1] < num:
+        last = max(int(np.searchsorted(ends, done + budget, side="right")), bounds[-1] + 1)
+        bounds.append(last)
+        done = int(ends[last - 1])
+    return np.array(bounds, np.int64)
 
 
 def training_batch(store: Store, sequences: Sequences, chosen: Int64Array) -> Batch:
