@@ -79,7 +79,8 @@ def test_a_wrong_row_is_refused_with_its_line_or_dropped_and_counted(
         (HEADER + GOOD + b'1,2,"1650000000\n', "line 5: a quote is opened here and never closed"),
         (HEADER + b'1,"2,3\n' + GOOD + b'1,"4,5\n' + GOOD, "line 2: .* goes on after its closing quote"),
         (HEADER + GOOD + b'1,"a"b,5\n' + GOOD, "line 5: .* goes on after its closing quote"),
-        (b"user_id,item_id,item_id,timestamp\n1,2,2,3\n", "2 columns are called 'item_id'"),
+        (b"user_id,item_id,item_id,timestamp\n1,2,2,3\n", "line 1: 2 columns are called 'item_id'"),
+        (b"user_id,item_id,timestamp,x,x\n1,2,3,4,5\n", "line 1: 2 columns are called 'x'"),
         (b"user_id,item_id,video_id,timestamp\n1,2,2,3\n", "'item_id' and 'video_id' both look like the item"),
         (b"user_id,itm_id,timestamp\n1,2,3\n", "no column looks like the item.*Did you mean --item-column itm_id"),
         (b"user_id,item_id\n1,2\n", "no column looks like the time.*--time-column none"),
@@ -144,18 +145,20 @@ def json_line(user: object, item: object, time: object) -> str:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "message"),
+    ("wrong", "message", "reason"),
     [
-        ("garbage", "not JSON"),
-        (json_line(1, "x", 5), "'item_id'"),
-        (json_line(1, 6.5, 5), "'item_id' is 6.5, but ids must be integers"),
-        (json_line(1, [2], 5), "'item_id'"),
-        (json_line(1, True, 5), "'item_id'"),
-        (json_line(1, 2, "noon"), "'timestamp'"),
+        ("garbage", "not JSON", "not JSON"),
+        (json_line(1, "x", 5), "'item_id'", "value of another type"),
+        (json_line(1, 6.5, 5), "'item_id' is 6.5, but ids must be integers", "value of another type"),
+        (json_line(1, [2], 5), "'item_id'", "value of another type"),
+        (json_line(1, True, 5), "'item_id'", "value of another type"),
+        (json_line(1, 2, "noon"), "'timestamp'", "value of another type"),
     ],
 )
 @pytest.mark.parametrize("place", [0, 5, 1200])
-def test_wrong_json_anywhere_is_dropped_and_counted(tmp_path: Path, wrong: str, message: str, place: int) -> None:
+def test_wrong_json_anywhere_is_dropped_and_counted(
+    tmp_path: Path, wrong: str, message: str, reason: str, place: int
+) -> None:
     lines = [json_line(*event) for event in random_events(1300, 5, 9, seed=0)]
     lines.insert(place, wrong)
     data = "\n".join(lines).encode()
@@ -165,7 +168,22 @@ def test_wrong_json_anywhere_is_dropped_and_counted(tmp_path: Path, wrong: str, 
         assert f"line {place + 1}:" in str(refused.value) or "lists or objects" in str(refused.value)
     account = prepare_bytes(tmp_path, data, "jsonl", drop_bad_rows=True).manifest.account
     assert account["rows_in"] == 1301
-    assert account["dropped"] == {"unreadable line": 1}
+    assert account["dropped"] == {reason: 1}
+
+
+def test_wrong_json_is_counted_by_reason(tmp_path: Path) -> None:
+    good = [json_line(*event) for event in random_events(50, 5, 9, seed=0)]
+    wrong = ["{", "[1]", '"x"', json_line(1, 2**64, 5), json_line(1, "x", 5), json_line(None, 2, 5), "\udcff"]
+    data = "\n".join([*good, *wrong, good[0].replace("item_id", "user_id")]).encode("utf-8", "surrogateescape")
+    assert prepare_bytes(tmp_path, data, "jsonl", drop_bad_rows=True).manifest.account["dropped"] == {
+        "broken UTF-8": 1,
+        "integer beyond 64 bits": 1,
+        "missing user": 1,
+        "not JSON": 1,
+        "not a JSON object": 2,
+        "repeated field": 1,
+        "value of another type": 1,
+    }
 
 
 def test_text_ids_with_half_a_surrogate_pair(tmp_path: Path) -> None:
@@ -203,7 +221,7 @@ def unchecked_text(values: list[bytes]) -> pa.Array:
         ({"timestamp": [1, -2, 3, 4]}, "row 2: .*negative"),
         ({"timestamp": [True, False, True, False]}, "type bool"),
         ({"item_id": [5, None, 7, 8]}, "row 2: .*the item.*missing"),
-        ({"item_id": [5.0, 6.0, 7.0, 8.0]}, "ids must be integers or text"),
+        ({"item_id": [5.0, 6.0, 7.0, 8.0]}, r"ids must be integers or text .*astype\('Int64'\)"),
         ({"item_id": pa.array([5, 2**64 - 1, 7, 8], pa.uint64())}, "row 2: .*does not fit 64 bits"),
         ({"item_id": pa.array([b"a", b"\xff", b"c", b"d"])}, "row 2: .*not UTF-8"),
         ({"item_id": unchecked_text([b"a", b"\xff", b"c", b"d"])}, "row 2: .*not UTF-8"),

@@ -207,7 +207,7 @@ def test_options_are_checked(tmp_path: Path) -> None:
         ({"min_user_events": 0}, "at least 1"),
         ({"duplicates": "all"}, "--duplicates must be one of"),
         ({"split": "leave-three-out"}, "unknown split"),
-        ({"preset": "demo"}, "has no option 'preset'"),
+        ({"preset": "demo"}, "--preset is not an option of the source 'csv'"),
         ({"threads": 0}, "--threads must be at least 1"),
         ({"keep_columns": ["raiting"]}, "no column 'raiting'"),
         ({"time_column": "none", "split": "time:5"}, "needs times"),

@@ -3,13 +3,15 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from turbogr.data import store as store_module
+from turbogr.data import replacing
 from turbogr.data.store import Manifest, Store, StoreWriter
 from turbogr.errors import UserError
 
@@ -82,7 +84,7 @@ def test_only_stores_are_overwritten(tmp_path: Path) -> None:
 @pytest.mark.parametrize("exchange", [True, False])
 def test_overwriting_replaces_the_whole_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: bool) -> None:
     if not exchange:
-        monkeypatch.setattr(store_module, "_exchange", lambda first, second: False)
+        monkeypatch.setattr(replacing, "_exchange", lambda first, second: False)
     write(tmp_path / "store")
     write(tmp_path / "store", items=9, overwrite=True)
     assert Store.open(tmp_path / "store").num_items == 9
@@ -153,3 +155,59 @@ def test_a_name_with_wildcards_removes_its_own_leftovers_alone(tmp_path: Path) -
     write(tmp_path / "log[ab]*")
     assert not own.exists()
     assert other.exists()
+
+
+def test_a_link_stays_and_what_it_leads_to_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "disk" / "store")
+    write(tmp_path / "link")
+    write(tmp_path / "link", items=9, overwrite=True)
+    assert (tmp_path / "link").is_symlink()
+    assert Store.open(tmp_path / "disk" / "store").num_items == Store.open(tmp_path / "link").num_items == 9
+    assert [file.name for file in (tmp_path / "disk").iterdir()] == ["store"]
+
+
+def test_a_folder_that_another_writer_cleans_away_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = tmp_path / "store"
+    make, opened = tempfile.mkdtemp, os.open
+    cleaned: list[str] = []
+
+    def cleaned_before_it_is_opened(**options: str) -> str:
+        folder = make(**options)
+        if not cleaned:
+            cleaned.append(folder)
+            replacing.remove_abandoned(target)
+        return folder
+
+    def cleaned_before_it_is_locked(path: Path, flags: int, *rest: Any, **named: Any) -> int:
+        handle = opened(path, flags, *rest, **named)
+        if len(cleaned) == 1 and flags == os.O_RDONLY:
+            cleaned.append(str(path))
+            replacing.remove_abandoned(target)
+        return handle
+
+    monkeypatch.setattr(tempfile, "mkdtemp", cleaned_before_it_is_opened)
+    monkeypatch.setattr(os, "open", cleaned_before_it_is_locked)
+    write(target)
+    assert len(cleaned) == 2
+    assert not any(os.path.exists(folder) for folder in cleaned)
+    assert [file.name for file in tmp_path.iterdir()] == ["store"]
+
+
+def test_a_failed_second_rename_puts_the_old_store_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path / "store")
+    rename = os.rename
+
+    def fail(old: Path, new: Path) -> None:
+        if ".partial-" in old.name:
+            raise OSError(5, "Input/output error")
+        rename(old, new)
+
+    monkeypatch.setattr(replacing, "_exchange", lambda first, second: False)
+    monkeypatch.setattr(os, "rename", fail)
+    with pytest.raises(OSError, match="Input/output"):
+        write(tmp_path / "store", items=9, overwrite=True)
+    assert Store.open(tmp_path / "store").num_items == 4
+    assert [file.name for file in tmp_path.iterdir()] == ["store"]

@@ -17,7 +17,7 @@ def seconds(values: pa.Array, name: str = "timestamp", unit: str = "auto", forma
     form = settle_form(values, name, unit, format)
     times = parse_times(values, form)
     assert not times.reasons.any(), [REASONS[reason] for reason in times.reasons]
-    return (times.ticks // form.ticks_per_second).tolist()
+    return [int(tick) for tick in times.ticks // form.ticks_per_second]
 
 
 def reasons(values: pa.Array, first: pa.Array | None = None, **options: str) -> list[str]:

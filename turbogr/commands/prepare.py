@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from turbogr.data.prepare import DUPLICATES, prepare
-from turbogr.data.sources import SOURCES, find_source
-from turbogr.data.sources.synthetic import synthetic_settings, write_log
+from turbogr.data.sources import SOURCES, check_options, find_source
+from turbogr.data.sources.block import QUOTES
+from turbogr.data.sources.synthetic import SYNTHETIC, check_log_path, synthetic_settings, write_log
 from turbogr.data.split import Split
 from turbogr.data.store import Store
 from turbogr.data.times import UNITS
-from turbogr.errors import UserError
 
 
 def add_parser(subparsers: Any) -> None:
@@ -41,6 +41,7 @@ def add_parser(subparsers: Any) -> None:
     )
     columns.add_argument("--delimiter", metavar="CHAR", help="of delimited text; guessed from the first line")
     columns.add_argument("--column-names", metavar="A,B", type=_names, default=(), help="of text without a header")
+    columns.add_argument("--quote", choices=QUOTES, help="'none' if quotes in delimited text are part of it (double)")
     columns.add_argument("--text-ids", action="store_true", help="treat ids as text even if they look like integers")
     rows = parser.add_argument_group("rows (defaults are the source's published ones)")
     rows.add_argument("--drop-bad-rows", action="store_true", help="drop and count rows that cannot be read")
@@ -81,6 +82,14 @@ _SYNTHETIC: dict[str, tuple[type, str]] = {
     "median_length": (float, "median events per user"),
     "max_length": (int, "most events of a user"),
     "min_length": (int, "fewest events of a user"),
+    "num_topics": (int, "topics of the catalogue"),
+    "interests": (int, "interests of a user at a time"),
+    "session_length": (float, "mean events per session"),
+    "drift": (int, "sessions after which an interest is exchanged"),
+    "noise": (float, "share of events that are something popular"),
+    "side": (float, "share of events that continue the side interest of a session"),
+    "abandon": (float, "share of events that leave a series early"),
+    "zipf": (float, "exponent of the popularity"),
     "seed": (int, "seed of the generator"),
 }
 _OF_ONE_SOURCE = (*_SYNTHETIC, "logs", "feedback")
@@ -92,14 +101,11 @@ def _names(text: str) -> tuple[str, ...]:
 
 def run(args: argparse.Namespace) -> int:
     """Prepare, and end with the account of the rows."""
-    known = find_source(args.source).extra
     extra = {name: getattr(args, name) for name in _OF_ONE_SOURCE if getattr(args, name) is not None}
-    for name in [*extra, *(["log"] if args.log else [])]:
-        if name not in known and not (name == "log" and args.source == "synthetic"):
-            raise UserError(f"--{name.replace('_', '-')} is not an option of the source {args.source!r}")
-    if args.log:
-        events = write_log(synthetic_settings(extra), Path(args.log))
-        print(f"{events:,} events -> {args.log}")
+    if args.log is not None:
+        if args.source != SYNTHETIC.name:
+            check_options(find_source(args.source), ["log"])
+        check_log_path(Path(args.log))
     store = prepare(
         args.source,
         args.paths,
@@ -112,6 +118,7 @@ def run(args: argparse.Namespace) -> int:
         time_format=args.time_format,
         delimiter=args.delimiter,
         column_names=args.column_names,
+        quote=args.quote,
         text_ids=args.text_ids,
         drop_bad_rows=args.drop_bad_rows,
         split=args.split,
@@ -129,6 +136,9 @@ def run(args: argparse.Namespace) -> int:
     print(account_table(store))
     print(f"\n{store.num_users:,} users, {store.num_items:,} items, {store.num_events:,} events -> {store.path}")
     print(Split.of(store).describe())
+    if args.log is not None:
+        events = write_log(synthetic_settings(extra), Path(args.log), progress=True)
+        print(f"{events:,} events -> {args.log}")
     return 0
 
 

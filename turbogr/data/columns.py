@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,15 +41,15 @@ def choose_columns(
     """Find the columns of `place` (a file name for messages) that play the roles.
 
     Raises:
-        UserError: a named column does not exist, none or several look right, or a chosen name occurs twice.
+        UserError: a named column does not exist, or none or several look right.
     """
     user = _choose("user", options.user_column, names, place)
     item = _choose("item", options.item_column, names, place)
     time = _choose("time", options.time_column, names, place)
-    for action in options.action_columns:
+    for action in options.keep_columns:
         _check_exists(action, names, place, "--keep-columns")
     filters += tuple(parse_condition(text) for text in options.where)
-    columns = Columns(user, item, None if time == NO_COLUMN else time, options.action_columns, filters)
+    columns = Columns(user, item, None if time == NO_COLUMN else time, options.keep_columns, filters)
     check_columns(columns, names, place)
     if len({columns.user, columns.item, columns.time}) < 3:
         raise UserError(f"{place}: user, item and time must be three different columns")
@@ -87,11 +88,16 @@ def parse_condition(text: str) -> RowFilter:
 
 
 def check_columns(columns: Columns, names: Sequence[str], place: str) -> None:
-    """Raise UserError where a chosen column is missing from `names` or stands there twice."""
+    """Raise UserError where a chosen column is missing from `names`."""
     for name in columns.names:
         _check_exists(name, names, place, None)
-        if list(names).count(name) > 1:
-            raise UserError(f"{place}: {list(names).count(name)} columns are called {name!r}; rename all but one")
+
+
+def refuse_doubled(names: Sequence[str], place: str) -> None:
+    """Raise UserError where two columns have the same name, whether they are needed or not; blank ones have none."""
+    for name, count in Counter(names).items():
+        if count > 1 and name:
+            raise UserError(f"{place}: {count} columns are called {name!r}; rename or drop all but one")
 
 
 def _choose(role: str, named: str | None, names: Sequence[str], place: str) -> str:

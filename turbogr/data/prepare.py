@@ -31,14 +31,14 @@ from turbogr.data.progress import Progress
 from turbogr.data.rows import doubtful_ids
 from turbogr.data.scan import ACTION, Scan, scan
 from turbogr.data.sorting import Partitions, SortedLog, user_ranges
-from turbogr.data.sources import find_source
+from turbogr.data.sources import check_options, find_source
 from turbogr.data.sources.block import Reader, ReadOptions, Source
 from turbogr.data.sources.table import table_source
 from turbogr.data.spill import Spill
 from turbogr.data.split import Split, future_leak, iso_time, parse_rule
 from turbogr.data.store import Manifest, Store, StoreWriter
 from turbogr.data.vocabulary import Int64Array
-from turbogr.errors import Note, UserError, nearest
+from turbogr.errors import Note, UserError
 
 DUPLICATES = ("keep", "exact", "item")
 _CHUNK_ROWS = 1 << 20
@@ -58,18 +58,19 @@ def prepare(
     user_column: str | None = None,
     item_column: str | None = None,
     time_column: str | None = None,
-    keep_columns: Sequence[str] = (),
+    keep_columns: str | Sequence[str] = (),
     time_unit: str = "auto",
     time_format: str | None = None,
     delimiter: str | None = None,
-    column_names: Sequence[str] = (),
+    column_names: str | Sequence[str] = (),
+    quote: str | None = None,
     text_ids: bool = False,
     drop_bad_rows: bool = False,
     split: str | None = None,
     min_user_events: int | None = None,
     min_item_events: int | None = None,
     duplicates: str | None = None,
-    where: Sequence[str] = (),
+    where: str | Sequence[str] = (),
     extend: str | os.PathLike[str] | None = None,
     overwrite: bool = False,
     threads: int | None = None,
@@ -78,7 +79,8 @@ def prepare(
 ) -> Store:
     """Turn the log at `paths`, read as `source`, into a store at `out` and return it.
 
-    Options left at None take the source's published defaults. `keep_columns` are number columns kept beside the items;
+    Options left at None take the source's published defaults; one that means nothing to the source is refused.
+    `keep_columns` are number columns kept beside the items;
     `duplicates` drops repeated rows: "keep" none, "exact" those with the same user, item and time, "item" every later
     event of a user with the same item; `where` are conditions that rows must fulfil, such as "rating >= 4". `extend`
     names a store whose users and items keep their rows; new ones are appended. `extra` are options of the source alone.
@@ -87,24 +89,24 @@ def prepare(
         UserError: anything that the user can mend; nothing is left behind then.
     """
     kind = find_source(source) if isinstance(source, str) else source
-    for name in extra:
-        if name not in kind.extra:
-            raise UserError(f"the source {kind.name!r} has no option {name!r}.{nearest(name, kind.extra)}")
-    options = ReadOptions(
-        user_column,
-        item_column,
-        time_column,
-        tuple(keep_columns),
-        time_unit,
-        time_format,
-        delimiter,
-        tuple(column_names),
-        text_ids,
-        drop_bad_rows,
-        tuple(where),
-        {**kind.extra, **extra},
-    )
-    _check_file_names(options.action_columns)
+    reading: dict[str, Any] = {
+        "user_column": user_column,
+        "item_column": item_column,
+        "time_column": time_column,
+        "keep_columns": _several(keep_columns),
+        "time_unit": time_unit,
+        "time_format": time_format,
+        "delimiter": delimiter,
+        "column_names": _several(column_names),
+        "quote": quote,
+        "text_ids": text_ids,
+        "drop_bad_rows": drop_bad_rows,
+        "where": _several(where),
+    }
+    options = ReadOptions(**reading, extra={**kind.extra, **extra})
+    check_options(kind, [name for name in reading if getattr(options, name) != getattr(ReadOptions(), name)])
+    check_options(kind, [name for name, value in extra.items() if value is not None])
+    _check_file_names(options.keep_columns)
     filters = Filters.choose(kind, min_user_events, min_item_events, duplicates)
     rule = parse_rule(kind.split if split is None else split)
     if isinstance(paths, str | os.PathLike):
@@ -114,10 +116,10 @@ def prepare(
         raise UserError(f"--threads must be at least 1, got {threads}")
     known = None if extend is None else Store.open(extend)
     reader = kind.open([Path(path) for path in paths], options)
-    if reader.columns.time is None and rule.startswith("time:"):
-        raise UserError(f"split {rule!r} needs times, but the log has only an order; use leave-one-out")
-    if reader.columns.time is None and duplicates == "exact":
-        raise UserError("--duplicates exact compares times, but the log has only an order; use item or keep")
+    if reader.columns.time is None:
+        _refuse_options_of_times(rule, duplicates, options)
+    if known is not None and text_ids:
+        _refuse_text_ids(known)
     with StoreWriter(out, overwrite=overwrite) as writer, contextlib.ExitStack() as cleanup:
         work = Preparation(writer, cleanup, reader, options, filters, rule, known, threads, Progress(progress))
         store = work.run(kind.name)
@@ -127,6 +129,29 @@ def prepare(
     if leak is not None:  # no surprise where the source's usual split does it
         warnings.warn(leak, Note if split is None else DataWarning, stacklevel=2)
     return store
+
+
+def _several(names: str | Sequence[str]) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else tuple(names)
+
+
+def _refuse_options_of_times(rule: str, duplicates: str | None, options: ReadOptions) -> None:
+    """Raise UserError for an option that needs times, for a log that has only an order."""
+    if rule.startswith("time:"):
+        raise UserError(f"split {rule!r} needs times, but the log has only an order; use leave-one-out")
+    if duplicates == "exact":
+        raise UserError("--duplicates exact compares times, but the log has only an order; use item or keep")
+    for name, given in (("unit", options.time_unit != "auto"), ("format", options.time_format is not None)):
+        if given:
+            raise UserError(f"--time-{name} says how times are written, but the log has none; leave it out")
+
+
+def _refuse_text_ids(known: Store) -> None:
+    for role, ids in (("user", known.user_ids), ("item", known.item_ids)):
+        if not ids.is_text:
+            raise UserError(
+                f"--text-ids does not go with --extend {known.path}, whose {role} ids are integers; leave one out"
+            )
 
 
 def _check_file_names(columns: Sequence[str]) -> None:

@@ -114,8 +114,10 @@ class RowParser:
             checks.flag(missing, f"missing {role}", lambda k: f"the {role} (column {name!r}) is missing")
             return _decimal_texts(values) if as_text else _integers(values, role, name, checks)
         if not _is_text(values.type):
+            hint = " (pandas makes decimals of integers with gaps: .astype('Int64') mends the column)"
             raise UserError(
                 f"{block.where(0)}: the {role} column {name!r} is of type {values.type}; ids must be integers or text"
+                + (hint if pa.types.is_floating(values.type) else "")
             )
         texts = _valid_text(values, checks, name)
         missing = missing | pc.fill_null(pc.equal(texts, ""), True).to_numpy(zero_copy_only=False)

@@ -8,17 +8,12 @@ never sees half a store.
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
 import errno
-import fcntl
-import glob
 import hashlib
 import json
 import os
 import shutil
-import sys
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +26,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from turbogr import __version__
 from turbogr.data.ranges import add_counts
+from turbogr.data.replacing import left_beside, make_beside, move_into_place, remove_abandoned, restore
 from turbogr.data.vocabulary import Int64Array, Vocabulary
 from turbogr.errors import UserError
 
@@ -184,6 +180,12 @@ def read_manifest(path: Path) -> Manifest:
         text = (path / MANIFEST).read_text(encoding="utf-8")
     except (FileNotFoundError, NotADirectoryError):
         what = "is not a prepared store (it has no manifest.json)" if path.exists() else "does not exist"
+        previous = left_beside(Path(os.path.realpath(path)))
+        if previous is not None:
+            raise UserError(
+                f"{path} was being replaced when the process died; {previous} is the old store: rename it back or "
+                "prepare again"
+            ) from None
         raise UserError(f"{path} {what}; make one with `turbogr prepare SOURCE PATH --out {path}`") from None
     try:
         raw = json.loads(text)
@@ -270,8 +272,9 @@ class StoreWriter:
     """
 
     def __init__(self, target: str | os.PathLike[str], *, overwrite: bool = False) -> None:
-        self.target = Path(os.path.abspath(target))
+        self.target = Path(os.path.realpath(target))  # a link stays, and what it leads to is replaced
         self._columns: dict[str, ColumnFile] = {}
+        restore(self.target)
         if os.path.lexists(self.target):
             if not overwrite:
                 raise UserError(f"{target} already exists; choose another --out or pass --overwrite")
@@ -279,27 +282,10 @@ class StoreWriter:
                 raise UserError(f"{target} is not a prepared store, so it is not overwritten; choose another --out")
         try:
             self.target.parent.mkdir(parents=True, exist_ok=True)
-            self._remove_abandoned()
-            self.folder = Path(tempfile.mkdtemp(prefix=self._prefix, dir=self.target.parent))
+            remove_abandoned(self.target)
+            self.folder, self._lock = make_beside(self.target)
         except OSError as error:
             raise UserError(f"cannot write to {self.target.parent}: {error.strerror}") from error
-        self._lock = os.open(self.folder, os.O_RDONLY)
-        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-    @property
-    def _prefix(self) -> str:
-        return f".{self.target.name}.partial-"
-
-    def _remove_abandoned(self) -> None:
-        for folder in self.target.parent.glob(f"{glob.escape(self._prefix)}*"):
-            handle = os.open(folder, os.O_RDONLY)
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder, ignore_errors=True)
-            except BlockingIOError:
-                pass  # another writer is at work there
-            finally:
-                os.close(handle)
 
     @property
     def scratch(self) -> Path:
@@ -342,7 +328,7 @@ class StoreWriter:
             os.fsync(file.fileno())
         os.chmod(self.folder, 0o777 & ~_umask())
         os.fsync(self._lock)
-        replaced = _move_into_place(self.folder, self.target)
+        replaced = move_into_place(self.folder, self.target)
         _fsync_folder(self.target.parent)
         if replaced is not None:
             shutil.rmtree(replaced, ignore_errors=True)
@@ -379,28 +365,6 @@ def _content_hash(columns: Mapping[str, Column], manifest: Manifest) -> str:
     )
     text = "\n".join([*lines, manifest.split, manifest.times])
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _move_into_place(folder: Path, target: Path) -> Path | None:
-    """Rename `folder` to `target` and return where the replaced folder now is, None if there was none."""
-    if not os.path.lexists(target):
-        os.rename(folder, target)
-        return None
-    if _exchange(folder, target):
-        return folder
-    replaced = Path(tempfile.mkdtemp(prefix=f".{target.name}.partial-", dir=target.parent))
-    os.rename(target, replaced)
-    os.rename(folder, target)
-    return replaced
-
-
-def _exchange(first: Path, second: Path) -> bool:
-    """Swap two names atomically where the system can (Linux); return whether it did."""
-    if not sys.platform.startswith("linux"):
-        return False
-    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    at_cwd, exchange = -100, 2
-    return rename is not None and rename(at_cwd, os.fsencode(first), at_cwd, os.fsencode(second), exchange) == 0
 
 
 def _fsync_folder(folder: Path) -> None:

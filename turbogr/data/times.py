@@ -63,10 +63,15 @@ def settle_form(values: pa.Array, name: str, unit: str, format: str | None) -> T
     """Decide the form of the column `name` from its first values.
 
     Raises:
-        UserError: the column's type cannot hold times, the format cannot be understood, or the unit that the name
-            tells does not fit the values.
+        UserError: the column's type cannot hold times, the format cannot be understood, the unit that the name tells
+            does not fit the values, or a unit or format is named for a column that has none.
     """
     kind = values.type
+    if unit != "auto" and format is not None:
+        raise UserError("--time-unit is for times that are numbers, --time-format for text; leave one of them out")
+    if (unit != "auto" or format is not None) and (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
+        option = "--time-unit" if format is None else "--time-format"
+        raise UserError(f"column {name!r} is of type {kind}, which needs no {option}; leave it out")
     if format is not None:
         return _written_form(format)
     if pa.types.is_timestamp(kind):
@@ -88,6 +93,11 @@ def settle_form(values: pa.Array, name: str, unit: str, format: str | None) -> T
     if len(texts) and pc.mean(pc.cast(numbers, pa.float64())).as_py() > 0.5:
         readable = texts.filter(pc.match_substring_regex(texts, r"^[0-9]{1,18}$"))
         return _number_form("integer", readable.cast(pa.int64()), name, unit)
+    if unit != "auto":
+        raise UserError(
+            f"--time-unit {unit} is for numbers, but column {name!r} holds text like {texts[0].as_py()[:40]!r}; "
+            "leave it out"
+        )
     return TimeForm("iso", "us", "us")
 
 

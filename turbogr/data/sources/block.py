@@ -14,6 +14,13 @@ from numpy.typing import NDArray
 from turbogr.data.split import LEAVE_TWO_OUT
 
 NO_COLUMN = "none"
+QUOTES = ("double", "none")
+
+# The options of reading; a source names those that mean something to it, and any other is refused.
+OF_ANY_LOG = ("keep_columns", "where", "text_ids")
+OF_FILES = (*OF_ANY_LOG, "drop_bad_rows")
+OF_TYPED_FILES = (*OF_FILES, "user_column", "item_column", "time_column", "time_unit", "time_format")
+OF_TEXT_FILES = (*OF_TYPED_FILES, "delimiter", "column_names", "quote")
 
 
 @dataclass(frozen=True)
@@ -79,11 +86,12 @@ class ReadOptions:
     user_column: str | None = None
     item_column: str | None = None
     time_column: str | None = None
-    action_columns: tuple[str, ...] = ()
+    keep_columns: tuple[str, ...] = ()
     time_unit: str = "auto"
     time_format: str | None = None
     delimiter: str | None = None
     column_names: tuple[str, ...] = ()
+    quote: str | None = None
     text_ids: bool = False
     drop_bad_rows: bool = False
     where: tuple[str, ...] = ()
@@ -94,13 +102,14 @@ class ReadOptions:
 class Source:
     """A kind of input with its published filtering and split as defaults.
 
-    `open(paths, options)` finds the files and the columns; `extra` names the options of this source alone with
-    their defaults.
+    `open(paths, options)` finds the files and the columns; `takes` names the options of reading that it heeds, `extra`
+    the options of this source alone with their defaults.
     """
 
     name: str
     summary: str
     open: Callable[[Sequence[Path], ReadOptions], Reader]
+    takes: tuple[str, ...]
     split: str = LEAVE_TWO_OUT
     min_user_events: int = 1
     min_item_events: int = 1

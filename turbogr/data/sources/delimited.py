@@ -17,8 +17,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pacsv
 
-from turbogr.data.columns import check_columns, choose_columns
-from turbogr.data.sources.block import Block, Columns, ReadOptions, Source
+from turbogr.data.columns import check_columns, choose_columns, refuse_doubled
+from turbogr.data.sources.block import OF_TEXT_FILES, QUOTES, Block, Columns, ReadOptions, Source
 from turbogr.data.sources.files import find_files, read_pieces
 from turbogr.errors import UserError
 
@@ -26,6 +26,7 @@ _PIECE = 1 << 24
 _LONGEST_QUOTED = 1 << 26
 _UNIT_SEPARATOR = "\x1f"
 _LINE_END = re.compile(rb"\r\n|\n|\r")
+_UNQUOTED = "say --quote none if quotes are part of the text"
 _BOMS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 
 
@@ -62,6 +63,7 @@ class DelimitedReader:
                 if names is None:
                     names, lines = header(lines, self.layout, file)
                     names = [self.rename(name) for name in names]
+                    refuse_doubled(names, f"{file}, line 1")
                     check_columns(self.columns, names, str(file))
                 if lines.data:
                     empty = False
@@ -193,7 +195,9 @@ def header(lines: Lines, layout: Layout, file: Path) -> tuple[Sequence[str], Lin
         raise UserError(f"{file}, line 1: the header is not UTF-8") from None
     if "\r" in first:
         raise UserError(f"{file}: lines end with a bare carriage return; convert the line ends (tr '\\r' '\\n')")
-    names = next(csv.reader([first], delimiter=layout.delimiter), [])
+    names = (
+        next(csv.reader([first], delimiter=layout.delimiter), []) if layout.quoted else first.split(layout.delimiter)
+    )
     names = [name.strip() for name in names]
     if not any(names):
         raise UserError(f"{file}, line 1: the header is blank")
@@ -273,10 +277,10 @@ def _check_quotes(lines: Lines, layout: Layout, file: Path) -> None:
     match = next(match for match in ends.finditer(lines.data) if not match.group(1))
     line = lines.first + lines.data.count(b"\n", 0, match.start())
     if match.end() == len(lines.data):
-        raise UserError(f"{file}, line {line}: a quote is opened here and never closed")
+        raise UserError(f"{file}, line {line}: a quote is opened here and never closed; {_UNQUOTED}")
     raise UserError(
         f"{file}, line {line}: the quoted field that starts here goes on after its closing quote; close it before the "
-        'delimiter, and write a quote inside of it as ""'
+        f'delimiter and write a quote inside of it as "", or {_UNQUOTED}'
     )
 
 
@@ -318,18 +322,22 @@ def sniff_delimiter(file: Path, options: ReadOptions, usual: str) -> str:
 
 
 def read_names(file: Path, layout: Layout) -> Sequence[str]:
-    """Return the names of a file's columns from its first line."""
+    """Return the names of a file's columns from its first line; raises UserError where two are the same."""
     names, _ = header(next(read_lines(file, layout)), layout, file)
+    refuse_doubled(names, f"{file}, line 1" if layout.names is None else "--column-names")
     return names
 
 
 def open_csv(paths: Sequence[Path], options: ReadOptions, usual: str = ",") -> DelimitedReader:
     """Open delimited files whose columns are named by their first line or by the user."""
     files = find_files(paths, (".csv", ".tsv", ".txt"), "delimited files")
-    layout = Layout(sniff_delimiter(files[0], options, usual), options.column_names or None)
+    if options.quote not in (None, *QUOTES):
+        raise UserError(f"--quote must be {' or '.join(QUOTES)}, got {options.quote!r}")
+    delimiter = sniff_delimiter(files[0], options, usual)
+    layout = Layout(delimiter, options.column_names or None, quoted=options.quote != "none")
     columns = choose_columns(read_names(files[0], layout), options, str(files[0]))
     return DelimitedReader(files, layout, columns, options)
 
 
-CSV = Source("csv", "delimited text with a header", open_csv)
-TSV = Source("tsv", "tab-separated text with a header", partial(open_csv, usual="\t"))
+CSV = Source("csv", "delimited text with a header", open_csv, OF_TEXT_FILES)
+TSV = Source("tsv", "tab-separated text with a header", partial(open_csv, usual="\t"), OF_TEXT_FILES)

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.json as pajson
 
 from turbogr.data.columns import choose_columns
-from turbogr.data.sources.block import Block, Columns, ReadOptions, Source
+from turbogr.data.sources.block import OF_TYPED_FILES, Block, Columns, ReadOptions, Source
 from turbogr.data.sources.delimited import Layout, Lines, read_lines
 from turbogr.data.sources.files import find_files
 from turbogr.errors import UserError
@@ -81,7 +81,7 @@ class JsonLinesReader:
         """Parse line by line; returns the columns, the line numbers of the rows, and what was dropped."""
         rows: list[_Record] = []
         numbers: list[int] = []
-        broken = 0
+        dropped: Counter[str] = Counter()
         for number, line in _numbered(lines):
             problem, record = _read_object(line)
             problem = problem or self._problem(record)
@@ -89,28 +89,42 @@ class JsonLinesReader:
                 rows.append(record)
                 numbers.append(number)
             elif self.options.drop_bad_rows:
-                broken += 1
+                dropped[problem.reason] += 1
             else:
-                raise UserError(f"{file}, line {number}: {problem} (--drop-bad-rows drops and counts such rows)")
+                raise problem.error(file, number)
         columns = {
             name: _column([row.get(name) for row in rows], self.schema.field(name).type) for name in self.columns.names
         }
-        return columns, numbers, {"unreadable line": broken} if broken else {}
+        return columns, numbers, dict(dropped)
 
-    def _problem(self, record: _Record) -> str | None:
+    def _problem(self, record: _Record) -> _Problem | None:
         for name in self.columns.names:
             if name in record.repeated:
-                return f"field {name!r} occurs twice"
+                return _Problem("repeated field", f"field {name!r} occurs twice")
             value, kind = record.get(name), self.schema.field(name).type
             if value is None:
                 continue
             if isinstance(value, int) and not isinstance(value, bool) and not -(2**63) <= value < 2**63:
-                return f"the number {value} in field {name!r} does not fit 64 bits"
+                return _Problem("integer beyond 64 bits", f"the number {value} in field {name!r} does not fit 64 bits")
             if name in (self.columns.user, self.columns.item) and isinstance(value, float) and kind == pa.int64():
-                return f"field {name!r} is {value}, but ids must be integers or text"
+                return _Problem("value of another type", f"field {name!r} is {value}, but ids must be integers or text")
             if _type_of(value) != kind and not (_is_number(value) and kind in (pa.int64(), pa.float64())):
-                return f"field {name!r} is {json.dumps(value)[:60]}, but other lines have {_called(kind)} there"
+                shown = json.dumps(value)[:60]
+                return _Problem(
+                    "value of another type", f"field {name!r} is {shown}, but other lines have {_called(kind)} there"
+                )
         return None
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """What is wrong with a line: the reason under which it is counted, and the sentence for the user."""
+
+    reason: str
+    sentence: str
+
+    def error(self, file: Path, line: int) -> UserError:
+        return UserError(f"{file}, line {line}: {self.sentence} (--drop-bad-rows drops and counts such rows)")
 
 
 def _column(values: list[Any], kind: pa.DataType) -> pa.Array:
@@ -145,19 +159,22 @@ class _Record(dict[str, Any]):
         return record
 
 
-def _read_object(line: bytes) -> tuple[str | None, _Record]:
+def _read_object(line: bytes) -> tuple[_Problem | None, _Record]:
     """Return what is wrong with a line, or None and its object."""
     try:
         record = json.loads(line, object_pairs_hook=_Record.of)
         if b"\\ud" in line.lower():
             json.dumps(record, ensure_ascii=False).encode()
     except UnicodeDecodeError:
-        return "the line is not UTF-8", _Record()
+        return _Problem("broken UTF-8", "the line is not UTF-8"), _Record()
     except UnicodeEncodeError:
-        return "a text holds half of a surrogate pair, which is not valid Unicode", _Record()
+        sentence = "a text holds half of a surrogate pair, which is not valid Unicode"
+        return _Problem("broken Unicode", sentence), _Record()
     except (ValueError, RecursionError) as error:
-        return f"not JSON: {error}", _Record()
-    return (None, record) if isinstance(record, _Record) else ("the line is not a JSON object", _Record())
+        return _Problem("not JSON", f"not JSON: {error}"), _Record()
+    if not isinstance(record, _Record):
+        return _Problem("not a JSON object", "the line is not a JSON object"), _Record()
+    return None, record
 
 
 def _is_number(value: object) -> bool:
@@ -186,7 +203,7 @@ def _sample(file: Path, drop_bad_rows: bool) -> list[tuple[int, _Record]]:
         if problem is None:
             records.append((number, record))
         elif not records and not drop_bad_rows:
-            raise UserError(f"{file}, line {number}: {problem} (--drop-bad-rows drops and counts such rows)")
+            raise problem.error(file, number)
     if not records:
         raise UserError(f"{file} holds no rows" + (" that can be read at its beginning" if drop_bad_rows else ""))
     return records
@@ -233,4 +250,4 @@ def _settled_type(
     return usual
 
 
-JSONL = Source("jsonl", "JSON lines, one object per event", open_jsonl)
+JSONL = Source("jsonl", "JSON lines, one object per event", open_jsonl, OF_TYPED_FILES)

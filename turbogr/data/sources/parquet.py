@@ -12,8 +12,8 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from turbogr.data.columns import check_columns, choose_columns
-from turbogr.data.sources.block import Block, Columns, ReadOptions, Source
+from turbogr.data.columns import check_columns, choose_columns, refuse_doubled
+from turbogr.data.sources.block import OF_TYPED_FILES, Block, Columns, ReadOptions, Source
 from turbogr.data.sources.files import find_files, partition_root
 from turbogr.errors import UserError
 
@@ -39,6 +39,7 @@ class ParquetReader:
         for file, partition in self.files.items():
             opened = open_parquet_file(file)
             names = [*opened.schema_arrow.names, *partition]
+            refuse_doubled(opened.schema_arrow.names, str(file))
             check_columns(self.columns, names, str(file))
             for name in self.columns.names:
                 self._check_kind(name, opened.schema_arrow, file, kinds)
@@ -179,8 +180,9 @@ def open_parquet(paths: Sequence[Path], options: ReadOptions) -> ParquetReader:
     first, partition = next(iter(files.items()))
     opened = open_parquet_file(first)
     names = [*opened.schema_arrow.names, *(key for key in partition if key not in opened.schema_arrow.names)]
+    refuse_doubled(opened.schema_arrow.names, str(first))
     opened.close()
     return ParquetReader(files, choose_columns(names, options, str(first)))
 
 
-PARQUET = Source("parquet", "Parquet files, folders or globs, partitioned or not", open_parquet)
+PARQUET = Source("parquet", "Parquet files, folders or globs, partitioned or not", open_parquet, OF_TYPED_FILES)

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from turbogr.data.columns import choose_columns
-from turbogr.data.sources.block import NO_COLUMN, ReadOptions, RowFilter, Source
+from turbogr.data.columns import choose_columns, refuse_doubled
+from turbogr.data.sources.block import NO_COLUMN, OF_FILES, OF_TYPED_FILES, ReadOptions, RowFilter, Source
 from turbogr.data.sources.delimited import DelimitedReader, Layout, open_csv, read_lines, read_names, sniff_delimiter
 from turbogr.data.sources.files import find_files, plain_name
 from turbogr.data.sources.jsonl import SUFFIXES, JsonLinesReader, open_jsonl
@@ -102,6 +102,7 @@ def open_recbole(paths: Sequence[Path], options: ReadOptions) -> DelimitedReader
     layout = Layout(sniff_delimiter(files[0], options, "\t"), quoted=False)
     typed = read_names(files[0], layout)
     names = [_without_type(name) for name in typed]
+    refuse_doubled(names, f"{files[0]}, line 1")
     columns = choose_columns(names, options, str(files[0]))
     for name in columns.names:
         kind = typed[names.index(name)].partition(":")[2]
@@ -138,6 +139,9 @@ _KUAIRAND_FILTERS = (
 def open_kuairand(paths: Sequence[Path], options: ReadOptions) -> DelimitedReader:
     """Open the log parts of KuaiRand-Pure, -1K or -27K; "hate" and rows without a positive signal are dropped."""
     logs, feedback = options.extra["logs"], options.extra["feedback"]
+    if logs is not None and paths and not any(path.is_dir() for path in paths):
+        raise UserError(f"--logs chooses among the logs of a folder, but {paths[0]} is none; leave --logs out")
+    logs = logs or "standard"
     if logs not in _KUAIRAND_LOGS:
         raise UserError(f"--logs must be standard, random or both, got {logs!r}")
     if feedback not in ("positive", "all"):
@@ -161,23 +165,25 @@ def open_kuairand(paths: Sequence[Path], options: ReadOptions) -> DelimitedReade
     return DelimitedReader(files, layout, columns, options)
 
 
-MOVIELENS = Source("movielens", "ratings.dat, ratings.csv or u.data", open_movielens, split=LEAVE_ONE_OUT)
+MOVIELENS = Source("movielens", "ratings.dat, ratings.csv or u.data", open_movielens, OF_FILES, split=LEAVE_ONE_OUT)
 AMAZON = Source(
     "amazon",
     "ratings without a header, or JSON reviews; 5-core",
     open_amazon,
+    OF_TYPED_FILES,
     split=LEAVE_ONE_OUT,
     min_user_events=5,
     min_item_events=5,
 )
-SASREC = Source("sasrec", "'user item' per line in time order", open_sasrec, split=LEAVE_TWO_OUT)
-RECBOLE = Source("recbole", "RecBole's .inter files", open_recbole, split=LEAVE_TWO_OUT)
+SASREC = Source("sasrec", "'user item' per line in time order", open_sasrec, OF_FILES, split=LEAVE_TWO_OUT)
+RECBOLE = Source("recbole", "RecBole's .inter files", open_recbole, (*OF_TYPED_FILES, "delimiter"), split=LEAVE_TWO_OUT)
 KUAIRAND = Source(
     "kuairand",
     "KuaiRand-Pure, -1K and -27K; positive feedback, 5-core",
     open_kuairand,
+    OF_TYPED_FILES,
     split=LEAVE_ONE_OUT,
     min_user_events=5,
     min_item_events=5,
-    extra={"logs": "standard", "feedback": "positive"},
+    extra={"logs": None, "feedback": "positive"},
 )

@@ -30,8 +30,10 @@ import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from turbogr.data.columns import choose_columns
+from turbogr.data.progress import Progress
 from turbogr.data.ranges import concatenated_ranges
-from turbogr.data.sources.block import Block, Columns, ReadOptions, Source
+from turbogr.data.sources.block import OF_ANY_LOG, Block, Columns, ReadOptions, Source
 from turbogr.data.vocabulary import Int64Array
 from turbogr.errors import UserError, nearest
 
@@ -53,6 +55,7 @@ class Synthetic:
         drift: sessions after which an interest is exchanged for another.
         noise: share of events that are something popular instead of a continuation.
         side: share of a session's events that continue its side interest.
+        abandon: share of events that leave the series for the next one before its end.
         zipf: exponent of the popularity of topics, of series and of the noise.
     """
 
@@ -155,6 +158,12 @@ def user_lengths(settings: Synthetic, users: Int64Array) -> Any:
     sigma = math.sqrt(2.0 * math.log(settings.mean_length / settings.median_length))
     lengths = settings.median_length * np.exp(sigma * _normal(_hash(settings.seed, 1, users)))
     return np.clip(np.rint(lengths), settings.min_length, settings.max_length).astype(np.int64)
+
+
+def count_events(settings: Synthetic) -> int:
+    """Return the number of events of the whole log."""
+    with np.errstate(over="ignore"):
+        return int(user_lengths(settings, np.arange(settings.num_users, dtype=np.int64)).sum())
 
 
 @dataclass(frozen=True)
@@ -296,8 +305,7 @@ class SyntheticReader:
     unit: str = "rows"
 
     def __post_init__(self) -> None:
-        with np.errstate(over="ignore"):
-            self.size = int(user_lengths(self.settings, np.arange(self.settings.num_users, dtype=np.int64)).sum())
+        self.size = count_events(self.settings)
 
     def blocks(self) -> Iterator[Callable[[], Block]]:
         return (partial(self._block, first, last) for first, last in user_blocks(self.settings))
@@ -309,7 +317,13 @@ class SyntheticReader:
         return Block(wanted, rows, lambda k: f"synthetic user {columns['user_id'][k]}", rows)
 
 
-def write_log(settings: Synthetic, path: Path) -> int:
+def check_log_path(path: Path) -> None:
+    """Raise UserError where a log cannot be written to `path` because something is there."""
+    if os.path.lexists(path):
+        raise UserError(f"{path} already exists; remove it or choose another --log")
+
+
+def write_log(settings: Synthetic, path: Path, *, progress: bool = False) -> int:
     """Write the raw log as Parquet (a .parquet file, or a folder of them) or CSV, and return its number of events.
 
     Within a block of users the rows are in time order, as in a log that was collected shard by shard. The log appears
@@ -318,23 +332,30 @@ def write_log(settings: Synthetic, path: Path) -> int:
     Raises:
         UserError: `path` exists.
     """
-    if path.exists():
-        raise UserError(f"{path} already exists; remove it or choose another --log")
+    check_log_path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     aside = path.with_name(f".{path.name}.partial")
-    total = 0
+    _remove(aside)  # what a killed writer left
+    total = count_events(settings)
     try:
-        with _LogWriter(aside, path.suffix) as writer:
+        with _LogWriter(aside, path.suffix) as writer, Progress(progress).stage("writing log", total, "rows") as bar:
             for first, last in user_blocks(settings):
                 events = generate(settings, first, last)
                 order = pa.array(np.argsort(events.times, kind="stable"))
                 writer.write(pa.table(_columns(events)).take(order))
-                total += len(events.users)
+                bar.update(len(events.users))
         os.replace(aside, path)
     except BaseException:
-        shutil.rmtree(aside, ignore_errors=True) if aside.is_dir() else aside.unlink(missing_ok=True)
+        _remove(aside)
         raise
     return total
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 class _LogWriter:
@@ -383,10 +404,7 @@ def open_synthetic(paths: Sequence[Path], options: ReadOptions) -> SyntheticRead
     """Open the generator; it reads no files."""
     if paths:
         raise UserError(f"the synthetic source reads no files, but {paths[0]} was given")
-    for action in options.action_columns:
-        if action not in _COLUMNS[3:]:
-            raise UserError(f"the synthetic source has no column {action!r}.{nearest(action, _COLUMNS)}")
-    columns = Columns("user_id", "item_id", "timestamp", options.action_columns)
+    columns = choose_columns(_COLUMNS, options, "the synthetic source")
     return SyntheticReader(synthetic_settings(options.extra), columns)
 
 
@@ -394,5 +412,6 @@ SYNTHETIC = Source(
     "synthetic",
     "a generated log with the statistics of short-video logs",
     open_synthetic,
+    OF_ANY_LOG,
     extra={"preset": "demo", **{field.name: None for field in fields(Synthetic)}},
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,8 +10,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from turbogr.data.columns import choose_columns
-from turbogr.data.sources.block import Block, Columns, ReadOptions, Source
+from turbogr.data.columns import choose_columns, refuse_doubled
+from turbogr.data.sources.block import OF_TYPED_FILES, Block, Columns, ReadOptions, Source
 from turbogr.errors import UserError
 
 _BATCH_ROWS = 1 << 19
@@ -54,15 +53,9 @@ def as_arrow(table: Any) -> pa.Table:
     if library == "polars" and hasattr(table, "to_arrow"):
         return _converted(table, type(table).to_arrow)
     if library == "pandas" and hasattr(table, "columns"):
-        _refuse_doubled([str(name) for name in table.columns])
+        refuse_doubled([str(name) for name in table.columns], "the table")
         return _converted(table, partial(pa.Table.from_pandas, preserve_index=False))
     raise UserError(f"expected a pandas, polars or pyarrow table, got {type(table).__name__}")
-
-
-def _refuse_doubled(names: Sequence[str]) -> None:
-    for name, count in Counter(names).items():
-        if count > 1:
-            raise UserError(f"the table has {count} columns called {name!r}; rename or drop all but one")
 
 
 def _converted(table: Any, convert: Callable[[Any], pa.Table]) -> pa.Table:
@@ -92,6 +85,7 @@ def table_source(table: Any) -> Source:
     def open_table(paths: Sequence[Path], options: ReadOptions) -> TableReader:
         assert not paths, "a table has no paths"
         arrow = as_arrow(table)
+        refuse_doubled(arrow.column_names, "the table")
         return TableReader(arrow, choose_columns(arrow.column_names, options, "the table"))
 
-    return Source("table", "a pandas, polars or pyarrow table in memory", open_table)
+    return Source("table", "a pandas, polars or pyarrow table in memory", open_table, OF_TYPED_FILES)

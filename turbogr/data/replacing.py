@@ -1,0 +1,122 @@
+"""Replacing a folder by another so that its name always stands for the old one or the new one.
+
+Linux and macOS can swap two names in one act. A file system that cannot (some network ones) leaves a moment between
+two renames in which the name is free; the old folder then stands beside it as `.NAME.previous-*`, and `restore` puts
+it back where a process died in that moment. A lock on a folder says that its owner is alive.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import glob
+import os
+import secrets
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+_AT_CWD, _SWAP = -100, 2  # of renameat2 (Linux) and renamex_np (macOS); both call swapping 2
+
+
+def make_beside(target: Path) -> tuple[Path, int]:
+    """Make an empty folder beside `target` and return it with an open handle that locks it.
+
+    Raises:
+        OSError: nothing can be written there.
+    """
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.partial-", dir=target.parent))
+        with contextlib.suppress(FileNotFoundError):
+            handle = os.open(folder, os.O_RDONLY)
+            # Before the lock was taken, another writer may have found the folder unlocked and removed it.
+            if _lock(handle, otherwise=True) and _is_at(handle, folder):
+                return folder, handle
+            os.close(handle)
+
+
+def remove_abandoned(target: Path) -> None:
+    """Remove the folders that killed writers of `target` left beside it."""
+    for folder in _unlocked(target, "partial"):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def move_into_place(folder: Path, target: Path) -> Path | None:
+    """Rename `folder` to `target` and return where the replaced folder now is, None if there was none."""
+    if not os.path.lexists(target):
+        os.rename(folder, target)
+        return None
+    if _exchange(folder, target):
+        return folder
+    previous = target.with_name(f".{target.name}.previous-{secrets.token_hex(4)}")
+    handle = os.open(target, os.O_RDONLY)
+    try:
+        _lock(handle, otherwise=True)
+        os.rename(target, previous)
+        try:
+            os.rename(folder, target)
+        except BaseException:
+            os.rename(previous, target)
+            raise
+    finally:
+        os.close(handle)
+    return previous
+
+
+def restore(target: Path) -> None:
+    """Put back what stood at `target` before a process died between the two renames; remove it where both were done."""
+    for folder in _unlocked(target, "previous"):
+        if os.path.lexists(target):
+            shutil.rmtree(folder, ignore_errors=True)
+        else:
+            os.rename(folder, target)
+
+
+def left_beside(target: Path) -> Path | None:
+    """Return the folder that `restore` would put back, None if there is none."""
+    return None if os.path.lexists(target) else next(_unlocked(target, "previous"), None)
+
+
+def _unlocked(target: Path, kind: str) -> Iterator[Path]:
+    """Yield the folders of a kind beside `target` whose owners are dead, each locked while it is looked at."""
+    for name in sorted(glob.glob(f".{glob.escape(target.name)}.{kind}-*", root_dir=target.parent)):
+        folder = target.parent / name
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                if _lock(handle, otherwise=False):
+                    yield folder
+            finally:
+                os.close(handle)
+
+
+def _lock(handle: int, *, otherwise: bool) -> bool:
+    """Lock an open folder; return whether nobody else has it locked, `otherwise` where there are no locks."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return otherwise
+    return True
+
+
+def _is_at(handle: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(handle), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _exchange(first: Path, second: Path) -> bool:
+    """Swap two names in one act; return whether the system and the file system could."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    names = os.fsencode(first), os.fsencode(second)
+    if sys.platform.startswith("linux") and hasattr(libc, "renameat2"):
+        return bool(libc.renameat2(_AT_CWD, names[0], _AT_CWD, names[1], _SWAP) == 0)
+    if sys.platform == "darwin" and hasattr(libc, "renamex_np"):
+        return bool(libc.renamex_np(*names, _SWAP) == 0)
+    return False
