@@ -98,9 +98,9 @@ def lognormal(num: int, longest: int, seed: int = 0) -> np.ndarray:
     return np.clip(draws, 5, longest).astype(np.int64)
 
 
-@pytest.mark.parametrize("world", [4, 16, 33])
+@pytest.mark.parametrize("world", [16, 33])
 def test_long_sequences_are_balanced_below_one_per_cent(world: int) -> None:
-    lengths = lognormal(world * 8 * 4, 8192)
+    lengths = lognormal(world * 8 * 10, 8192)
     cost = CostModel(1.0, 1 / 5120)
     plan = plan_steps(lengths, world=world, batch_size=world * 8, cost=cost)
     assert plan.strategy == "reallocate"
