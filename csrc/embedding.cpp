@@ -8,6 +8,14 @@ namespace turbogr {
 namespace TURBOGR_ISA {
 namespace {
 
+// How many rows ahead of their use rows are fetched into the cache: they lie anywhere, and memory takes a while.
+constexpr int64_t kAhead = 4;
+
+inline void prefetch_row(const float* row, int64_t width) {
+  constexpr int64_t kLine = 64 / sizeof(float);
+  for (int64_t c = 0; c < width; c += kLine) __builtin_prefetch(row + c);
+}
+
 // target[row] = factor * sum of dropout(grad)[token] over the tokens of the row, for every row.
 bool sum_tokens_by_row(const float* grad, const int64_t* index, int64_t num_tokens, int64_t width, float factor,
                        RowDropout dropout, const int64_t* keys, int64_t num_rows, float* target) {
@@ -24,7 +32,7 @@ bool sum_tokens_by_row(const float* grad, const int64_t* index, int64_t num_toke
       std::memset(sum, 0, static_cast<size_t>(width) * sizeof(float));
       for (uint32_t at = starts[row]; at < starts[row + 1]; ++at) {
         const int64_t token = order[at];
-        if (at + 4 < starts[end]) __builtin_prefetch(grad + order[at + 4] * width);
+        if (at + kAhead < starts[end]) prefetch_row(grad + order[at + kAhead] * width, width);
         const float* g = grad + token * width;
         local.start_row(keys, token);
         for_vectors(width, [&](int64_t c, int count) {
@@ -45,7 +53,7 @@ TURBOGR_KERNEL(embed_forward)
   parallel_blocks(num_tokens, rows_per_block(3 * width * 4), [&](int64_t begin, int64_t end) {
     RowDropout dropout(seed, threshold, dropout_scale);
     for (int64_t token = begin; token < end; ++token) {
-      if (token + 8 < end) __builtin_prefetch(rows + index[token + 8] * width);
+      if (token + kAhead < num_tokens) prefetch_row(rows + index[token + kAhead] * width, width);
       const float* row = rows + index[token] * width;
       const float* position = position_rows + positions[token] * width;
       float* y = out + token * width;

@@ -26,7 +26,8 @@ struct RowWords {
     second = mix(mix(first ^ seed_high) + kGolden);
   }
   uint64_t at(uint32_t column) const { return mix(column * kGolden + first) ^ second; }
-  vu at(vu columns) const { return mix(columns * kGolden + first) ^ second; }
+  // The same for consecutive columns; only one number is multiplied, where vectors of integers multiply slowly.
+  vu from(uint32_t column) const { return mix((vu)lane_numbers() * kGolden + (column * kGolden + first)) ^ second; }
 
   uint32_t first = 0, second = 0;
 };
@@ -50,8 +51,7 @@ class RowDropout {
   // Factors of the columns from `column` on: 0 or 1 / (1 - rate).
   vf factors(int64_t column) const {
     if (!active_) return splat(1.0f);
-    const vu columns = (vu)lane_numbers() + static_cast<uint32_t>(column);
-    return words_.at(columns) >= threshold_ ? splat(scale_) : vf{};
+    return words_.from(static_cast<uint32_t>(column)) >= threshold_ ? splat(scale_) : vf{};
   }
 
  private:

@@ -69,6 +69,23 @@ def test_the_number_of_threads_changes_no_bit() -> None:
 
 
 @needs_kernels
+@pytest.mark.parametrize("wanted", [(True, False), (False, True)], ids=["rows", "positions"])
+def test_only_the_wanted_gradient_is_computed(wanted: tuple[bool, bool]) -> None:
+    tables, index, positions, keys, grad = make((300, 40, 64, 50))
+    both = [t.float().requires_grad_() for t in tables]
+    one = [t.float().requires_grad_(want) for t, want in zip(tables, wanted, strict=True)]
+    for rows, position_rows in (both, one):
+        embed(rows, index, position_rows, positions, scale=2.0, dropout=Dropout(0.1, 8), keys=keys).backward(
+            grad.float()
+        )
+    for all_of_it, some, want in zip(both, one, wanted, strict=True):
+        if want:
+            assert some.grad is not None and torch.equal(some.grad, all_of_it.grad)
+        else:
+            assert some.grad is None
+
+
+@needs_kernels
 def test_int32_indices_and_strided_tables() -> None:
     tables, index, positions, _, _ = make((50, 30, 20, 16))
     rows, position_rows = (t.float() for t in tables)

@@ -1,23 +1,27 @@
-"""Jagged embedding against padded nn.Embedding with a sparse optimiser, and against FBGEMM's CPU table if it is there.
+"""Jagged embedding against padded PyTorch with a sparse optimiser, and against FBGEMM's CPU table.
 
-The paper's case: 1,064,960 ids of which 537,019 are padding. Forward is the look-up; backward takes the gradient of
-what was looked up to the updated table (Adagrad), duplicates summed first. Ids follow a Zipf law over the table.
-`pip install fbgemm-gpu-cpu==1.8.0` adds the second comparison.
+The paper's case: 1,064,960 ids of which 537,019 are padding. Two comparisons, each measurement in a process of its own:
+
+- the input stage of a model: look-up, scale, position, dropout. PyTorch does it as the public HSTU and SASRec code
+  does, one pass after the other over the padded batch, and masks the padding; ours is one pass over real ids. Backward
+  takes the gradient of the stage's output to the gradient of the positions and the updated table (Adagrad).
+- the bare look-up with its update, which is all that FBGEMM's table does.
+
+FBGEMM runs in an environment of its own with fbgemm-gpu-cpu==1.8.0 and the same torch; name its interpreter with
+`--set fbgemm_python=PATH`, else that comparison is left out.
 """
 
 from __future__ import annotations
 
-import importlib
-import math
-import time
-from collections.abc import Callable, Mapping
+import json
+import subprocess
+import sys
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor, nn
-
+from turbogr.bench import _embedding
 from turbogr.bench.record import Cell, Result, Table
-from turbogr.ops import embed, row_adagrad_, unique_rows
+from turbogr.errors import UserError
 from turbogr.report.charts import Axis, grouped_bar_chart
 
 SETTINGS: dict[str, Any] = {
@@ -26,10 +30,19 @@ SETTINGS: dict[str, Any] = {
     "max_len": 2048,
     "num_rows": 1_000_000,
     "width": 128,
+    "dropout": 0.2,
     "repeats": 5,
+    "threads": 0,  # 0: as many as torch uses
+    "fbgemm_python": "",  # interpreter of an environment with fbgemm-gpu-cpu==1.8.0
 }
 
-_LR, _EPS = 0.01, 1e-8
+_LABELS = {
+    "padded_stage": "input stage, padded PyTorch",
+    "our_stage": "input stage, ours",
+    "padded_lookup": "look-up, padded nn.Embedding",
+    "our_lookup": "look-up, ours",
+    "fbgemm_lookup": "look-up, FBGEMM",
+}
 
 
 class Timing(NamedTuple):
@@ -40,108 +53,59 @@ class Timing(NamedTuple):
 
 
 def run(settings: Mapping[str, Any]) -> Result:
-    """Time the three; figures are `forward_speedup`, `backward_speedup` and, with FBGEMM, `*_vs_fbgemm`."""
-    ids, padded = make_ids(settings)
-    torch.manual_seed(0)
-    table = torch.randn(settings["num_rows"] + 1, settings["width"])
-    repeats = settings["repeats"]
-    timings = {
-        "padded nn.Embedding": _time_padded(table.clone(), padded, repeats),
-        "ours": _time_ours(table.clone(), ids, repeats),
-    }
-    ours = timings["ours"]
-    figures = {
-        "forward_speedup": timings["padded nn.Embedding"].forward / ours.forward,
-        "backward_speedup": timings["padded nn.Embedding"].backward / ours.backward,
-    }
-    notes = []
-    try:
-        fbgemm = _time_fbgemm(table.clone(), ids, repeats)
-    except ImportError as error:
-        notes.append(f"FBGEMM was not compared: {error}; pip install fbgemm-gpu-cpu==1.8.0 adds it")
+    """Time all ways; figures are `forward_speedup` and `backward_speedup` of the stage, `lookup_*`, `*_vs_fbgemm`.
+
+    Raises:
+        UserError: settings that leave no real id or no whole sequence, or an interpreter that cannot be started.
+    """
+    if not 0 <= settings["num_padding"] < settings["num_ids"] or settings["num_ids"] % settings["max_len"]:
+        raise UserError("num_ids must be a multiple of max_len and larger than num_padding, which may be 0")
+    notes: list[str] = []
+    timings = {way: _time(way, settings, sys.executable) for way in _LABELS if way != "fbgemm_lookup"}
+    if settings["fbgemm_python"]:
+        try:
+            timings["fbgemm_lookup"] = _time("fbgemm_lookup", settings, settings["fbgemm_python"])
+        except RuntimeError as error:
+            notes.append(f"FBGEMM was not compared: {error}")
     else:
-        timings["FBGEMM"] = fbgemm
-        figures["forward_vs_fbgemm"] = fbgemm.forward / ours.forward
-        figures["backward_vs_fbgemm"] = fbgemm.backward / ours.backward
-    rows: list[list[Cell]] = [[name, 1e3 * t.forward, 1e3 * t.backward] for name, t in timings.items()]
+        notes.append("FBGEMM was not compared: name its interpreter with --set fbgemm_python=PATH")
+    figures = _ratios("", timings["padded_stage"], timings["our_stage"], "speedup")
+    figures |= _ratios("lookup_", timings["padded_lookup"], timings["our_lookup"], "speedup")
+    if "fbgemm_lookup" in timings:
+        figures |= _ratios("", timings["fbgemm_lookup"], timings["our_lookup"], "vs_fbgemm")
+    rows: list[list[Cell]] = [[_LABELS[way], 1e3 * t.forward, 1e3 * t.backward] for way, t in timings.items()]
     title = f"{settings['num_ids']:,} ids, {settings['num_padding']:,} of them padding, width {settings['width']}"
     plot = grouped_bar_chart(
         ["forward", "backward and update"],
-        {name: [1e3 * t.forward, 1e3 * t.backward] for name, t in timings.items()},
+        {_LABELS[way]: [1e3 * t.forward, 1e3 * t.backward] for way, t in timings.items()},
         title=title,
         y=Axis("milliseconds", log=True),
     )
-    table_of_times = Table(title, ["embedding", "forward ms", "backward and update ms"], rows)
-    return Result(figures, [table_of_times], {"embedding": plot}, notes)
+    table = Table(title, ["what", "forward ms", "backward and update ms"], rows)
+    return Result(figures, [table], {"embedding": plot}, notes)
 
 
-def make_ids(settings: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
-    """Real ids [num_ids - num_padding], from 1, and the same ids padded with 0 to [num_ids / max_len, max_len]."""
-    random = torch.Generator().manual_seed(0)
-    num_real, num_rows = settings["num_ids"] - settings["num_padding"], settings["num_rows"]
-    # Inverse of the distribution function of a Zipf law with exponent 1.
-    rank = torch.exp(torch.rand(num_real, generator=random, dtype=torch.float64) * math.log(num_rows))
-    shuffled = torch.randperm(num_rows, generator=random) + 1
-    ids = shuffled[rank.long().clamp(max=num_rows) - 1]
-    num_sequences = settings["num_ids"] // settings["max_len"]
-    lengths = torch.full((num_sequences,), num_real // num_sequences)
-    lengths[: num_real - int(lengths.sum())] += 1
-    padded = torch.zeros(num_sequences, settings["max_len"], dtype=torch.int64)
-    padded[torch.arange(settings["max_len"])[None, :] < lengths[:, None]] = ids
-    return ids, padded
+def _ratios(prefix: str, theirs: Timing, ours: Timing, suffix: str) -> dict[str, float]:
+    return {
+        f"{prefix}forward_{suffix}": theirs.forward / ours.forward,
+        f"{prefix}backward_{suffix}": theirs.backward / ours.backward,
+    }
 
 
-def _time_padded(table: Tensor, padded: Tensor, repeats: int) -> Timing:
-    embedding = nn.Embedding.from_pretrained(table, freeze=False, padding_idx=0, sparse=True)
-    optimizer = torch.optim.Adagrad(embedding.parameters(), lr=_LR, eps=_EPS)
-    grad = torch.randn(*padded.shape, table.shape[1])
+def _time(way: str, settings: Mapping[str, Any], python: str) -> Timing:
+    """Measure in a process of `python`.
 
-    def backward(out: Tensor) -> None:
-        optimizer.zero_grad()
-        out.backward(grad)
-        optimizer.step()
-
-    return _time(lambda: embedding(padded), backward, repeats)
-
-
-def _time_ours(table: Tensor, ids: Tensor, repeats: int) -> Timing:
-    square = torch.zeros_like(table)
-    grad = torch.randn(ids.numel(), table.shape[1])
-    nowhere = torch.zeros(1, table.shape[1])
-    first = torch.zeros_like(ids)
-
-    def backward(out: Tensor) -> None:
-        distinct, index = unique_rows(ids, table.shape[0])
-        grad_rows, _ = torch.ops.turbogr.embed_backward(grad, index, first, None, distinct.numel(), 1, 1.0, 0.0, 0)
-        row_adagrad_(table, square, distinct, grad_rows, lr=_LR, eps=_EPS)
-
-    return _time(lambda: embed(table, ids, nowhere, first, scale=1.0), backward, repeats)
-
-
-def _time_fbgemm(table: Tensor, ids: Tensor, repeats: int) -> Timing:
-    config = importlib.import_module("fbgemm_gpu.split_embedding_configs")
-    ops = importlib.import_module("fbgemm_gpu.split_table_batched_embeddings_ops_training")
-    common = importlib.import_module("fbgemm_gpu.split_table_batched_embeddings_ops_common")
-    embedding = ops.SplitTableBatchedEmbeddingBagsCodegen(
-        [(table.shape[0], table.shape[1], common.EmbeddingLocation.HOST, ops.ComputeDevice.CPU)],
-        optimizer=config.EmbOptimType.EXACT_ADAGRAD,
-        learning_rate=_LR,
-        eps=_EPS,
-        pooling_mode=common.PoolingMode.NONE,
-    )
-    embedding.split_embedding_weights()[0].copy_(table)
-    offsets = torch.tensor([0, ids.numel()])
-    grad = torch.randn(ids.numel(), table.shape[1])
-    return _time(lambda: embedding(ids, offsets), lambda out: out.backward(grad), repeats)
-
-
-def _time(forward: Callable[[], Tensor], backward: Callable[[Tensor], None], repeats: int) -> Timing:
-    best = [math.inf, math.inf]
-    for _ in range(repeats + 1):  # the first round warms up: optimisers make their state in it
-        start = time.perf_counter()
-        out = forward()
-        middle = time.perf_counter()
-        backward(out)
-        end = time.perf_counter()
-        best = [min(best[0], middle - start), min(best[1], end - middle)]
-    return Timing(*best)
+    Raises:
+        RuntimeError: it failed; the message is the last line it printed.
+        UserError: there is no such interpreter.
+    """
+    script = f"import runpy; runpy.run_path({_embedding.__file__!r}, run_name='__main__')"
+    request = json.dumps({"way": way, "settings": dict(settings)})
+    try:
+        child = subprocess.run([python, "-c", script], input=request, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise UserError(f"fbgemm_python: cannot start '{python}': {error.strerror}") from None
+    if child.returncode:
+        said = child.stderr.strip().splitlines() or [f"the process ended with {child.returncode}"]
+        raise RuntimeError(said[-1])
+    return Timing(**json.loads(child.stdout.splitlines()[-1]))

@@ -62,6 +62,7 @@ def _embed_backward(
     index, positions = native.int64(index), native.int64(positions)
     keys = None if keys is None else native.int64(keys)
     num_tokens, width = grad.shape
+    # A size of 0 means that a gradient is not wanted: an empty tensor has no address, and the kernel leaves it out.
     grad_rows = grad.new_empty(num_rows, width)
     grad_position_rows = grad.new_empty(num_positions, width)
     _backward(
@@ -107,10 +108,21 @@ def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _autograd(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     index, positions, keys = ctx.saved_tensors
+    need_rows, _, need_positions, *_ = ctx.needs_input_grad
+    num_rows, num_positions = ctx.sizes
     grad_rows, grad_position_rows = torch.ops.turbogr.embed_backward(
-        grad, index, positions, keys, *ctx.sizes, ctx.scale, ctx.rate, ctx.seed
+        grad,
+        index,
+        positions,
+        keys,
+        num_rows if need_rows else 0,
+        num_positions if need_positions else 0,
+        ctx.scale,
+        ctx.rate,
+        ctx.seed,
     )
-    return grad_rows, None, grad_position_rows, None, None, None, None, None
+    rows = grad_rows if need_rows else None
+    return rows, None, grad_position_rows if need_positions else None, None, None, None, None, None
 
 
 native.define(
