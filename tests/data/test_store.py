@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 from turbogr.data import replacing
+from turbogr.data import store as store_module
 from turbogr.data.store import Manifest, Store, StoreWriter
 from turbogr.errors import UserError
 
@@ -211,3 +212,23 @@ def test_a_failed_second_rename_puts_the_old_store_back(tmp_path: Path, monkeypa
         write(tmp_path / "store", items=9, overwrite=True)
     assert Store.open(tmp_path / "store").num_items == 4
     assert [file.name for file in tmp_path.iterdir()] == ["store"]
+
+
+@pytest.mark.parametrize("moment", ["manifest", "times"])
+def test_a_store_that_is_replaced_while_it_is_opened_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    write(tmp_path / "store")
+    mapped = store_module._map
+    replaced: list[str] = []
+
+    def replace_once(path: Path, name: str, manifest: Manifest) -> Any:
+        if not replaced and (moment == "manifest" or name == moment):
+            replaced.append(name)
+            write(tmp_path / "store", items=9, overwrite=True)
+        return mapped(path, name, manifest)
+
+    monkeypatch.setattr(store_module, "_map", replace_once)
+    store = Store.open(tmp_path / "store")
+    assert replaced
+    assert store.num_items == len(store.item_ids) == 9

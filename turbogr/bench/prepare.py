@@ -1,8 +1,9 @@
-"""Preparing a Parquet log: events per second and peak memory as the log grows, beside pandas and polars.
+"""Preparing a Parquet log: events per second and peak memory as the log grows, beside pandas, polars and DuckDB.
 
-The log is synthetic, with the length distribution of KuaiRand-27K. Every preparation runs in a process of its own,
-whose peak memory is read at its end; the plain implementations in pandas and polars hold the whole log and are measured
-only up to `reference_events`.
+The log is synthetic, with the length distribution of KuaiRand-27K. A longer log has more users and meets more of the
+catalogue, and the distinct ids are held in memory; so a second series holds them fixed and lets the same users have
+more events each, which shows whether memory grows with the rows. Every preparation runs in a process of its own, whose
+peak memory is read at its end. The plain implementations are measured only up to `reference_events`.
 """
 
 from __future__ import annotations
@@ -27,16 +28,20 @@ from turbogr.report.charts import Axis, Series, line_chart
 SETTINGS: dict[str, Any] = {
     "events": [1_000_000, 10_000_000, 100_000_000],
     "num_items": 10_000_000,
+    "fixed_users": 8_000,
+    "fixed_items": 100_000,
     "reference_events": 10_000_000,
     "folder": "",  # where the logs and stores are written; empty: the system's temporary folder
     "seed": 0,
 }
+_FIXED = "fixed ids"
 
 
 def run(settings: Mapping[str, Any]) -> Result:
     """Measure every size; figures are `events_per_second_<size>` and `peak_memory_bytes_<size>`, size like 10m.
 
-    `cpu_seconds_<size>` tells the work apart from what else the machine was doing.
+    `cpu_seconds_<size>` tells the work apart from what else the machine was doing; `..._fixed_ids_<size>` are the same
+    with the number of distinct ids held fixed.
     """
     figures: dict[str, float] = {}
     rows: list[list[Cell]] = []
@@ -45,49 +50,71 @@ def run(settings: Mapping[str, Any]) -> Result:
     notes += [f"{way} is not installed" for way in missing]
     with tempfile.TemporaryDirectory(prefix="turbogr-bench-", dir=settings["folder"] or None) as name:
         for wanted in settings["events"]:
-            log = Path(name, "log")
-            events = write_log(_synthetic(wanted, settings), log)
-            for way in WAYS:
-                if way != "turbogr" and (wanted > settings["reference_events"] or way in missing):
-                    continue
-                measured = _measure(way, log, Path(name, "out"))
-                if measured is None:
-                    notes.append(f"{way} did not finish {events:,} events (out of memory?)")
-                    continue
-                rate, memory = events / measured["seconds"], measured["peak_memory"]
-                prefix = "" if way == "turbogr" else f"{way}_"
-                figures[f"{prefix}events_per_second_{_label(wanted)}"] = rate
-                figures[f"{prefix}peak_memory_bytes_{_label(wanted)}"] = memory
-                figures[f"{prefix}cpu_seconds_{_label(wanted)}"] = measured["cpu_seconds"]
-                times = [round(measured[key], 2) for key in ("seconds", "cpu_seconds")]
-                rows.append([way, events, *times, round(rate), round(memory / 2**20)])
-            shutil.rmtree(log)
-    columns = ["way", "events", "seconds", "CPU seconds", "events/s", "peak memory, MiB"]
+            for fixed in (False, True):
+                log = Path(name, "log")
+                events = write_log(_synthetic(wanted, fixed, settings), log)
+                for way in WAYS:
+                    if way != "turbogr" and (fixed or wanted > settings["reference_events"] or way in missing):
+                        continue
+                    measured = _measure(way, log, Path(name, "out"))
+                    if isinstance(measured, str):
+                        notes.append(f"{way} did not finish {events:,} events: {measured}")
+                        continue
+                    label = ("fixed_ids_" if fixed else "") + _label(wanted)
+                    figures.update(_figures("" if way == "turbogr" else f"{way}_", label, events, measured))
+                    rows.append(_row(f"{way}, {_FIXED}" if fixed else way, events, measured))
+                shutil.rmtree(log)
+    columns = ["way", "events", "distinct ids", "seconds", "CPU seconds", "events/s", "peak memory, MiB"]
     table = Table("preparing a Parquet log", columns, rows)
     return Result(figures, [table], {"prepare": _plot(rows)}, notes)
 
 
-def _synthetic(events: int, settings: Mapping[str, Any]) -> Synthetic:
-    preset = PRESETS["kuairand-27k"]
-    num_users = max(round(events / preset["mean_length"]), 2)
+def _figures(prefix: str, label: str, events: int, measured: Mapping[str, float]) -> dict[str, float]:
+    return {
+        f"{prefix}events_per_second_{label}": events / measured["seconds"],
+        f"{prefix}peak_memory_bytes_{label}": measured["peak_memory"],
+        f"{prefix}cpu_seconds_{label}": measured["cpu_seconds"],
+        f"{prefix}distinct_ids_{label}": measured["distinct_ids"],
+    }
+
+
+def _row(way: str, events: int, measured: Mapping[str, float]) -> list[Cell]:
+    times = [round(measured[key], 2) for key in ("seconds", "cpu_seconds")]
+    rate, memory = round(events / measured["seconds"]), round(measured["peak_memory"] / 2**20)
+    return [way, events, int(measured["distinct_ids"]), *times, rate, memory]
+
+
+def _synthetic(events: int, fixed: bool, settings: Mapping[str, Any]) -> Synthetic:
+    """The log of a size: with as many users as it takes, or with fixed users who have longer or shorter histories."""
+    preset = dict(PRESETS["kuairand-27k"])
+    if fixed:
+        scale = events / settings["fixed_users"] / preset["mean_length"]
+        for name in ("mean_length", "median_length"):
+            preset[name] *= scale
+        preset["max_length"] = max(round(preset["max_length"] * scale), 1)
+        preset |= {"min_length": 1, "num_users": settings["fixed_users"], "num_items": settings["fixed_items"]}
+    else:
+        num_users = max(round(events / preset["mean_length"]), 2)
+        preset |= {"num_users": num_users, "num_items": settings["num_items"]}
     try:
-        return Synthetic(
-            **{**preset, "num_users": num_users, "num_items": settings["num_items"], "seed": settings["seed"]}
-        )
+        return Synthetic(**{**preset, "seed": settings["seed"]})
     except UserError as error:
         raise UserError(f"bench prepare: {error}") from None
 
 
-def _measure(way: str, log: Path, out: Path) -> dict[str, float] | None:
-    """Prepare in a child process; None where it died, and its message where it failed in another way."""
+def _measure(way: str, log: Path, out: Path) -> dict[str, float] | str:
+    """Prepare in a child process; why it did not finish where it was killed, or failed and is not ours."""
     script = f"import runpy; runpy.run_path({_preparing.__file__!r}, run_name='__main__')"
     command = [sys.executable, "-c", script, way, str(log), str(out)]
     child = subprocess.run(command, capture_output=True, text=True, check=False)
     shutil.rmtree(out, ignore_errors=True)
     if child.returncode < 0:
-        return None
+        return f"killed by signal {-child.returncode} (out of memory?)"
     if child.returncode:
-        raise UserError(f"bench prepare: {way} failed: {child.stderr.strip().splitlines()[-1]}")
+        reason = child.stderr.strip().splitlines()[-1]
+        if way == "turbogr":
+            raise UserError(f"bench prepare: {way} failed: {reason}")
+        return reason
     measured: dict[str, float] = json.loads(child.stdout.splitlines()[-1])
     return measured
 
@@ -98,11 +125,11 @@ def _label(events: int) -> str:
 
 def _plot(rows: list[list[Cell]]) -> str:
     series = []
-    for way in WAYS:
+    for way in dict.fromkeys(str(row[0]) for row in rows):
         mine = [row for row in rows if row[0] == way]
-        series.append(Series(way, [float(row[1] or 0) for row in mine], [float(row[5] or 0) for row in mine]))
+        series.append(Series(way, [float(row[1] or 0) for row in mine], [float(row[-1] or 0) for row in mine]))
     return line_chart(
-        [one for one in series if one.x],
+        series,
         title="Peak memory of preparing a Parquet log",
         x=Axis("events", log=True),
         y=Axis("MiB", log=True),

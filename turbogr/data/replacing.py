@@ -52,14 +52,18 @@ def move_into_place(folder: Path, target: Path) -> Path | None:
     if _exchange(folder, target):
         return folder
     previous = target.with_name(f".{target.name}.previous-{secrets.token_hex(4)}")
-    handle = os.open(target, os.O_RDONLY)
+    try:
+        handle = os.open(target, os.O_RDONLY)
+    except FileNotFoundError:  # another writer is between its two renames
+        return move_into_place(folder, target)
     try:
         _lock(handle, otherwise=True)
         os.rename(target, previous)
         try:
             os.rename(folder, target)
         except BaseException:
-            os.rename(previous, target)
+            if not os.path.lexists(target):
+                os.rename(previous, target)
             raise
     finally:
         os.close(handle)

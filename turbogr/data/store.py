@@ -117,7 +117,17 @@ class Store:
             UserError: there is no store, it is of another schema version, or a file is missing or cut short.
         """
         path = Path(path)
-        return cls(path, read_manifest(path))
+        while True:
+            before = _folder_at(path)
+            try:
+                store = cls(path, read_manifest(path))
+            except UserError:
+                if _folder_at(path) == before:
+                    raise
+                continue
+            if _folder_at(path) == before:
+                return store
+            # It was replaced meanwhile, so what was read may be half the old store and half the new one.
 
     @property
     def num_users(self) -> int:
@@ -161,6 +171,15 @@ class Store:
         return (
             f"Store({str(self.path)!r}: {self.num_users:,} users, {self.num_items:,} items, {self.num_events:,} events)"
         )
+
+
+def _folder_at(path: Path) -> tuple[int, int] | None:
+    """Return what tells the folder at `path` from one that replaces it, None where there is none."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
 
 
 def read_range(column: NDArray[Any], start: int, stop: int) -> NDArray[Any]:
