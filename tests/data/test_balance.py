@@ -170,7 +170,7 @@ def test_auto_knows_short_sequences_from_long_ones() -> None:
         ({"world": 1, "batch_size": 0}, "at least 1"),
         ({"world": 1, "batch_size": 1, "strategy": "best"}, "strategy"),
         ({"world": 1, "batch_size": 1, "strategy": "token-budget"}, "batch_tokens"),
-        ({"world": 2, "batch_size": 1, "speeds": [1.0]}, "each of 2 ranks"),
+        ({"world": 2, "batch_size": 1, "speeds": [1.0]}, "1 numbers for 2 ranks"),
         ({"world": 2, "batch_size": 1, "speeds": [1.0, 0.0]}, "positive"),
         ({"world": 2, "batch_size": 1, "speeds": [1.0, float("nan")]}, "positive"),
     ],

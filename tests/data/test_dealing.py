@@ -27,9 +27,8 @@ def textbook_greedy(costs: list[int], world: int) -> list[int]:
     return owners
 
 
-@given(costs_and_world)
-def test_greedy_in_rounds_is_the_textbook_one(case: tuple[list[int], int]) -> None:
-    costs, world = case
+@given(st.lists(st.integers(0, 1000) | st.integers(0, 4), max_size=200), st.integers(1, 12) | st.integers(30, 60))
+def test_greedy_in_rounds_is_the_textbook_one(costs: list[int], world: int) -> None:
     assert greedy(np.array(costs, np.int64), np.ones(world)).tolist() == textbook_greedy(costs, world)
 
 
@@ -64,6 +63,12 @@ def test_exchange_keeps_all_sequences_and_never_raises_the_largest_cost(
     mean = costs.sum() / speeds.sum()
     allowed = max((loads(start, costs, world) / speeds).max(initial=0), 1.001 * mean)
     assert (loads(owners, costs, world) / speeds).max(initial=0) <= allowed * (1 + 1e-9)
+
+
+def test_a_rank_without_a_partner_does_no_harm() -> None:
+    # of an odd number of ranks one is left out each turn, here the only one that is above the mean
+    owners = exchange(np.array([1, 1]), np.array([5, 5]), np.array([1, 1]), np.array([1.0, 3.0, 1.0]))
+    assert len(owners) == 2
 
 
 def test_exchange_evens_out_what_greedy_leaves() -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from turbogr.config import ModelConfig
-from turbogr.models.flops import block_parameters, nominal_flops, strict_flops
+from turbogr.models.flops import block_parameters, counted_cost, nominal_flops, strict_flops
 
 
 @pytest.mark.parametrize(("name", "products"), [("hstu", 2), ("sasrec", 2), ("fuxi-alpha", 4), ("fuxi-gamma", 4)])
@@ -41,3 +41,10 @@ def test_strict_counts_real_tokens_and_the_causal_half(name: str) -> None:
     pairs = (1 + 2 + 3) + 1
     forward = 4 * 2 * BLOCKS * WEIGHTS[name] + 2 * pairs * BLOCKS * H * PER_PAIR[name] + 4 * 2 * (6 + 1) * D
     assert strict_flops(config, lengths, num_negatives=6) == 3 * forward
+
+
+def test_the_counted_cost_of_sequences_is_their_strict_flops() -> None:
+    config = ModelConfig(name="fuxi-alpha", preset="small")
+    lengths = torch.tensor([1, 7, 2048])
+    expected = [strict_flops(config, lengths[i : i + 1], 128) for i in range(3)]
+    assert counted_cost(config, 128).cost(lengths.numpy()).tolist() == pytest.approx(expected)

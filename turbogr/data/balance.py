@@ -20,6 +20,7 @@ from turbogr.data.batching import batch_bounds, shuffled_order
 from turbogr.data.cost import CostModel, Float64Array
 from turbogr.data.dealing import deal
 from turbogr.data.vocabulary import Int64Array
+from turbogr.errors import UserError
 
 Strategy = Literal["auto", "none", "token-budget", "reallocate"]
 
@@ -111,6 +112,7 @@ def plan_steps(
     less equal than "none". `cost` defaults to counting tokens.
 
     Raises:
+        UserError: not as many speeds as ranks.
         ValueError: an argument out of range, an unknown strategy, or "token-budget" without `batch_tokens`.
     """
     lengths = np.asarray(lengths, np.int64)
@@ -164,7 +166,7 @@ def _check_speeds(world: int, speeds: Sequence[float] | None) -> Float64Array:
         raise ValueError(f"world must be at least 1, got {world}")
     checked = np.ones(world) if speeds is None else np.array(speeds, np.float64)
     if checked.shape != (world,):
-        raise ValueError(f"speeds must be one number for each of {world} ranks, got {len(checked)}")
+        raise UserError(f"data.speeds has {len(checked)} numbers for {world} ranks; give one for each rank")
     if not (np.isfinite(checked) & (checked > 0)).all():
         raise ValueError(f"speeds must be positive, got {checked.min():g}")
     return checked

@@ -22,6 +22,7 @@ from turbogr.data.vocabulary import Int64Array
 
 _ENOUGH = 1e-3  # below this imbalance of cost, exchanges only look at tokens
 _ENOUGH_TOKENS = 5e-3
+_FEW_RANKS = 32
 _ROUNDS = 32
 _PATIENCE = 6  # rounds without any exchange; each pairs the ranks in another way
 _TOKEN_WEIGHT = 0.5  # of squared differences of tokens against those of cost
@@ -52,9 +53,11 @@ def _greedy_equal(costs: Int64Array, world: int) -> Int64Array:
     """Greedy among ranks of equal speed, in rounds of one sequence per rank.
 
     As long as no rank would get two sequences in a round, the round is a sort of the ranks by load; with many
-    sequences per rank nearly all rounds are of that kind.
+    sequences per rank nearly all rounds are of that kind. For few ranks that is not worth it.
     """
     loads = np.zeros(world, np.int64)
+    if world < _FEW_RANKS:
+        return _one_by_one(costs, loads)
     owners = np.empty(len(costs), np.int64)
     for first in range(0, len(costs), world):
         part = costs[first : first + world]
@@ -124,7 +127,7 @@ def exchange(owners: Int64Array, costs: Int64Array, tokens: Int64Array, speeds: 
         givers, takers = givers[worth], takers[worth]
         chosen = _best_swaps(held, totals, unit, givers, takers)
         better = chosen >= 0
-        if not better.any():
+        if not better.any():  # also when the one rank that wants to exchange has no partner this turn
             idle += 1
             if idle == _PATIENCE:
                 break
@@ -180,7 +183,7 @@ def _best_swaps(
     token = kept[1][:, :, None] + back[1][:, None, :]
     error = cost * cost + _TOKEN_WEIGHT * (token * token)
     error[outside] = math.inf
-    flat = error.reshape(len(givers), -1)
+    flat = error.reshape(len(givers), held.shape[2] ** 2)
     best = flat.argmin(axis=1)
     gain = flat[np.arange(len(best)), best] < (now[0] ** 2 + _TOKEN_WEIGHT * now[1] ** 2) * (1 - 1e-6)
     return np.where(gain, best, -1)

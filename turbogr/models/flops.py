@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from turbogr.config import ModelConfig
+from turbogr.data.cost import CostModel
 from turbogr.models.retrieval import RetrievalModel
 
 
@@ -54,6 +55,15 @@ def strict_flops(config: ModelConfig, lengths: Tensor, num_negatives: int) -> fl
     logits = (num_negatives + 1) * config.dim
     forward = 2 * tokens * (counts.weights + logits) + 2 * pairs * counts.per_pair
     return 3 * forward
+
+
+def counted_cost(config: ModelConfig, num_negatives: int) -> CostModel:
+    """Return the cost of a sequence in FLOPs, for balancing without a measurement: that of `strict_flops`."""
+    config = config.with_preset()
+    assert config.dim, "resolve the config first"
+    counts = _count(config)
+    linear = 6 * (counts.weights + (num_negatives + 1) * config.dim)
+    return CostModel(a=float(linear + 3 * counts.per_pair), b=float(3 * counts.per_pair))
 
 
 def nominal_flops(config: ModelConfig, num_sequences: int) -> float:

@@ -1,0 +1,99 @@
+"""Measuring what sequences cost on this device, for balancing: a few steps of the actual model on made-up sequences.
+
+Short and long sequences with the same number of tokens tell the linear part of the cost from the quadratic one. Every
+shape is timed several times in turn and the median counts, so a busy moment spoils one time of each shape at most.
+"""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import torch
+
+from turbogr.config import Config
+from turbogr.data.batching import Batch
+from turbogr.data.cost import CostModel, calibrate
+from turbogr.data.vocabulary import Int64Array
+from turbogr.jagged import Jagged
+from turbogr.layers.item_table import ItemTable
+from turbogr.models import RetrievalModel
+from turbogr.negatives import make_sampler
+
+_MAX_ITEMS = 2**16  # a larger table would cost memory and change nothing that depends on length
+
+
+def measure_cost(
+    config: Config, num_items: int, *, device: torch.device, repeats: int = 5, max_seconds: float = 20.0
+) -> CostModel:
+    """Time forward and backward of the model on sequences of several lengths and fit a cost model, in seconds.
+
+    The config must be resolved. Every length is timed `repeats` times, or fewer (but once) where that takes longer
+    than `max_seconds`. Nothing of a run is touched: the model and the table are made for this and dropped. Devices and
+    moments differ, so one rank measures and gives the result to all.
+    """
+    assert config.model.max_len is not None, "resolve the config first"
+    shapes = calibration_shapes(config.model.max_len)
+    stepper = _Stepper(config, min(num_items, _MAX_ITEMS), device)
+    batches = [stepper.batch(lengths) for lengths in shapes]
+    started = time.perf_counter()
+    stepper.seconds(batches[0])  # warms up
+    times: list[list[float]] = []
+    while len(times) < repeats and (not times or time.perf_counter() - started < max_seconds):
+        times.append([stepper.seconds(batch) for batch in batches])
+    return calibrate(list(zip(shapes, np.median(times, axis=0).tolist(), strict=True)))
+
+
+def calibration_shapes(max_len: int) -> list[Int64Array]:
+    """Return the lengths of the sequences of each step: equal within a step, from max_len ÷ 16 to max_len."""
+    lengths = sorted({max(1, max_len // parts) for parts in (1, 2, 4, 16)})
+    tokens = max(max_len, 512)
+    shapes = [np.full(max(1, tokens // length), length, np.int64) for length in lengths]
+    # twice as many of the shortest, to tell what a step costs whatever its size
+    return [*shapes, np.full(2 * len(shapes[0]), lengths[0], np.int64)]
+
+
+class _Stepper:
+    """A model, a table and a sampler like those of a run."""
+
+    def __init__(self, config: Config, num_items: int, device: torch.device) -> None:
+        assert config.model.dim is not None
+        self.config, self.num_items, self.device = config, num_items, device
+        generator = torch.Generator().manual_seed(0)
+        self.model = RetrievalModel(config.model)
+        self.model.reset_parameters(generator)
+        self.model.to(device)
+        self.table = ItemTable(num_items, config.model.dim, device=device)
+        self.table.reset_parameters(generator)
+        self.sampler = make_sampler(config.loss, num_items, 0)
+
+    def batch(self, lengths: Int64Array) -> Batch:
+        random = np.random.default_rng(0)
+        total = int(lengths.sum())
+        items, targets = (torch.from_numpy(random.integers(0, self.num_items, total)) for _ in range(2))
+        times = torch.from_numpy(np.cumsum(random.integers(1, 5000, total)))
+        batch = Batch(
+            users=torch.arange(len(lengths)),
+            items=Jagged.from_lengths(items, torch.from_numpy(lengths)),
+            events=torch.arange(total),
+            times=times,
+            next_times=times + 1,
+            targets=targets,
+        )
+        return batch.to(self.device)
+
+    def seconds(self, batch: Batch) -> float:
+        """Return how long the loss of a batch and its gradients take."""
+        self._synchronize()
+        started = time.perf_counter()
+        negatives = self.sampler.draw(batch.events, 0)
+        fetched = self.table.fetch(self.model.ids(batch, negatives))
+        temperature = self.config.loss.temperature
+        losses = self.model.loss(fetched.rows, fetched.index, batch, temperature=temperature, seed=1)
+        losses.mean().backward()
+        self._synchronize()
+        return time.perf_counter() - started
+
+    def _synchronize(self) -> None:
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize(self.device)
