@@ -338,6 +338,18 @@ def test_values_of_the_wrong_kind_do_not_break_the_page(run_folder):
     assert "not evaluated yet" in report(run_folder).text
 
 
+def test_the_profile_of_a_step_is_drawn(run_folder):
+    profile = {"steps": 5, "milliseconds": {"hstu_attention": 30.0, "between <operators>": 10.0, "odd": "text"}}
+    (run_folder / "profile.json").write_text(json.dumps(profile))
+    text = render(Run.read(run_folder))
+    assert "Where the time of a step goes" in text
+    assert "hstu attention" in text and "hstu attention 75 %" in text
+    assert "steps of 40 ms" in text
+    assert "<operators>" not in text
+    (run_folder / "profile.json").write_text('{"milliseconds": [1]}')
+    assert "Where the time of a step goes" not in render(Run.read(run_folder))
+
+
 def test_losses_that_are_not_finite_are_counted(run_folder):
     with (run_folder / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "train", "step": 1300, "loss": NaN}\n')

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,9 @@ from numpy.typing import NDArray
 
 from turbogr import ops
 from turbogr.config import Config, DataConfig, LossConfig, ModelConfig, TrainConfig, parse, resolve
+from turbogr.data.batching import Batch
 from turbogr.data.store import Manifest, Store, StoreWriter
+from turbogr.train.profile import Profiler
 from turbogr.train.trainer import Trainer
 
 
@@ -41,7 +43,7 @@ class Case:
     backend: str = "auto"
     threads: int = 0
     seconds: float = 10.0
-    min_steps: int = 2
+    min_steps: int = 1
     profile: bool = False
 
 
@@ -100,7 +102,9 @@ def measure(case: Case) -> dict[str, Any]:
             "num_parameters": trainer.model.num_parameters(),
         }
         if case.profile:
-            result["profile"] = _profile(trainer, batches[0])
+            # A few steps where they are short; a long one is steady by itself.
+            count = max(1, min(len(batches), int(2 * window.steps / elapsed)))
+            result["profile"] = _profile(trainer, batches[:count])
     return result
 
 
@@ -141,14 +145,13 @@ def _write_store(path: Path, lengths: NDArray[np.int64], num_items: int) -> Stor
         )
 
 
-def _profile(trainer: Trainer, batch: Any) -> dict[str, float]:
-    """Milliseconds of one step by operator, largest first, the rest together."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
-        trainer.step(batch)
-    rows = sorted(profiler.key_averages(), key=lambda row: -row.self_cpu_time_total)
-    shares = {row.key: row.self_cpu_time_total / 1e3 for row in rows}
-    top = dict(list(shares.items())[:12])
-    return {**top, "everything else": sum(shares.values()) - sum(top.values())}
+def _profile(trainer: Trainer, batches: Sequence[Batch]) -> dict[str, float]:
+    """Mean milliseconds of a step by operator."""
+    profiler = Profiler()
+    for batch in batches:
+        with profiler:
+            trainer.step(batch)
+    return profiler.milliseconds()
 
 
 def _resident_bytes(field: str) -> int:

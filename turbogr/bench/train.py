@@ -4,6 +4,10 @@ Cases: `ml1m` (HSTU at d = 50, 2 blocks, one head, lengths as in MovieLens-1M), 
 lengths up to 1024), and the paper's presets with the lengths of KuaiRand-27K. Each runs in a process of its own. MFU
 is against the best fp32 GEMM measured in the same run. RecTools needs an environment of its own; name its interpreter
 with `--set rectools_python=PATH`, else that comparison is left out.
+
+A step of the largest presets takes about a minute on two cores, and cases can be measured one by one:
+`--set cases=fuxi_long --set merge=FILE --json FILE` adds to what FILE, if it is there, has of other cases; it must be
+of the same machine and versions.
 """
 
 from __future__ import annotations
@@ -18,75 +22,95 @@ from typing import Any
 import torch
 
 from turbogr.bench._training import Case, measure_in_child
-from turbogr.bench.record import Cell, Result, Table
+from turbogr.bench.record import Cell, Record, Result, Table
 from turbogr.errors import UserError, nearest
-from turbogr.machine import gemm_peak
-from turbogr.report.charts import Axis, bar_chart, grouped_bar_chart
+from turbogr.machine import gemm_peak, machine_facts, versions
+from turbogr.report.charts import Axis, bar_chart, grouped_bar_chart, percent
 
 PRESETS = tuple(
     f"{model}_{size}" for model in ("hstu", "fuxi") for size in ("tiny", "small", "medium", "large", "long")
 )
 CASES = ("ml1m", "d256", *PRESETS)
 
+# MFU of the paper's table 1 on its own hardware, by the formula of our `mfu_nominal`.
+PAPER_MFU = dict(
+    zip(
+        PRESETS,
+        (0.0043, 0.0196, 0.0800, 0.2474, 0.3408, 0.0088, 0.0378, 0.1676, 0.3934, 0.5471),
+        strict=True,
+    )
+)
+
 SETTINGS: dict[str, Any] = {
     "cases": list(CASES),
-    "seconds": 15.0,  # of measured steps per case, after one that warms up
+    "seconds": 15.0,  # of measured steps per case, but at least one step, after one that warms up
     "reference": True,  # also measure ml1m and d256 on the reference operators
     "rectools_python": "",  # interpreter of an environment with rectools[torch]==0.19.0
     "threads": 0,  # 0: as many as torch uses
+    "profile": True,  # also time steps by operator
+    "merge": "",  # an earlier record of this benchmark, whose figures of other cases are kept
 }
 
 _PRESET_BATCH = {"tiny": 8, "small": 4, "medium": 2, "large": 1, "long": 1}
+_RIVALS = {"reference": "our reference operators", "rectools": "RecTools HSTUModel"}
 
 
 def run(settings: Mapping[str, Any]) -> Result:
-    """Measure `cases`; figures carry the case's name, e.g. `ml1m_tokens_per_second`, `hstu_large_mfu_strict`."""
+    """Measure `cases`; figures carry the case's name, e.g. `ml1m_tokens_per_second`, `hstu_large_mfu_strict`.
+
+    Raises:
+        UserError: an unknown case, or a record to merge that is of another benchmark, machine or version.
+    """
     for name in settings["cases"]:
         if name not in CASES:
             raise UserError(f"cases: unknown '{name}', choose from {', '.join(CASES)}.{nearest(name, CASES)}")
+    figures = _earlier_figures(settings)
     threads = settings["threads"] or torch.get_num_threads()
     peak = gemm_peak(torch.float32, threads)
-    figures: dict[str, float] = {"gemm_peak_gflops": peak / 1e9}
-    rows: list[list[Cell]] = []
+    figures["gemm_peak_gflops"] = peak / 1e9
     notes: list[str] = []
-    plots: dict[str, str] = {}
-    tables: list[Table] = []
+    profiles: dict[str, dict[str, float]] = {}
     for name in settings["cases"]:
-        case = dataclasses.replace(_case(name), seconds=settings["seconds"], threads=threads, profile=True)
+        case = dataclasses.replace(
+            _case(name), seconds=settings["seconds"], threads=threads, profile=settings["profile"]
+        )
         measured = measure_in_child(case)
-        strict = measured["strict_flops_per_second"] / peak
-        nominal = measured["nominal_flops_per_second"] / peak
-        rows.append([name, measured["tokens_per_second"], strict, nominal, measured["peak_memory_bytes"] / 2**20])
         figures[f"{name}_tokens_per_second"] = measured["tokens_per_second"]
-        figures[f"{name}_mfu_strict"] = strict
-        figures[f"{name}_mfu_nominal"] = nominal
+        figures[f"{name}_mfu_strict"] = measured["strict_flops_per_second"] / peak
+        figures[f"{name}_mfu_nominal"] = measured["nominal_flops_per_second"] / peak
         figures[f"{name}_peak_memory_bytes"] = measured["peak_memory_bytes"]
-        tables.append(_profile_table(name, measured["profile"]))
+        if settings["profile"]:
+            profiles[name] = measured["profile"]
         if name in ("ml1m", "d256") and settings["reference"]:
-            slow = measure_in_child(dataclasses.replace(case, backend="reference", profile=False, min_steps=1))
+            slow = measure_in_child(dataclasses.replace(case, backend="reference", profile=False))
+            figures[f"{name}_reference_tokens_per_second"] = slow["tokens_per_second"]
+            figures[f"{name}_reference_peak_memory_bytes"] = slow["peak_memory_bytes"]
             figures[f"{name}_vs_reference"] = measured["tokens_per_second"] / slow["tokens_per_second"]
-            memory = slow["peak_memory_bytes"] / 2**20
-            rows.append([f"{name}, reference operators", slow["tokens_per_second"], None, None, memory])
-    if "ml1m" in settings["cases"]:
-        speed = _rectools(settings, notes)
-        if speed is not None:
-            figures["ml1m_vs_rectools"] = figures["ml1m_tokens_per_second"] / speed
-            rows.append(["ml1m, RecTools HSTUModel", speed, None, None, None])
-    columns = ["case", "tokens/s", "MFU strict", "MFU nominal", "peak MiB above idle"]
+        if name == "ml1m":
+            speed = _rectools(settings, notes)
+            if speed is not None:
+                figures["ml1m_rectools_tokens_per_second"] = speed
+                figures["ml1m_vs_rectools"] = measured["tokens_per_second"] / speed
     title = f"Training steps, {threads} threads, GEMM peak {peak / 1e9:.0f} GFLOP/s"
-    plots["train-mfu"] = grouped_bar_chart(
-        list(settings["cases"]),
-        {
-            "strict": [figures[f"{name}_mfu_strict"] for name in settings["cases"]],
-            "nominal": [figures[f"{name}_mfu_nominal"] for name in settings["cases"]],
-        },
-        title="Model FLOPs utilisation",
-        y=Axis("share of the measured fp32 GEMM peak", zero=True),
-    )
-    speeds = {str(row[0]): float(row[1]) for row in rows if str(row[0]).startswith("ml1m") and row[1] is not None}
-    if speeds:
-        plots["train-ml1m"] = bar_chart(speeds, title="ML-1M HSTU training", axis=Axis("tokens/s", zero=True))
-    return Result(figures, [Table(title, columns, rows), *tables], plots, notes)
+    tables = [_table(title, figures), *(_profile_table(name, profile) for name, profile in profiles.items())]
+    return Result(figures, tables, _plots(figures, profiles), notes)
+
+
+def _earlier_figures(settings: Mapping[str, Any]) -> dict[str, float]:
+    """Figures of the record to merge that belong to cases which are not measured now."""
+    path = settings["merge"]
+    if not path or not Path(path).exists():
+        return {}
+    record = Record.read(path)
+    for what, theirs, ours in (
+        ("benchmark", record.name, "train"),
+        ("machine", record.machine, machine_facts()),
+        ("versions", record.versions, versions()),
+    ):
+        if theirs != ours:
+            raise UserError(f"merge={path}: this record has another {what} ({theirs}, not {ours}); measure all anew")
+    kept = [f"{case}_" for case in CASES if case not in settings["cases"]]
+    return {key: value for key, value in record.figures.items() if key.startswith(tuple(kept))}
 
 
 def _case(name: str) -> Case:
@@ -101,10 +125,71 @@ def _case(name: str) -> Case:
     return Case(preset, num_items=100_000, batch_size=_PRESET_BATCH[size], median_length=8591, sigma=0.796, shortest=5)
 
 
+def _measured_cases(figures: Mapping[str, float]) -> list[str]:
+    return [name for name in CASES if f"{name}_tokens_per_second" in figures]
+
+
+def _table(title: str, figures: Mapping[str, float]) -> Table:
+    rows: list[list[Cell]] = []
+    for name in _measured_cases(figures):
+        rows.append(
+            [
+                name,
+                figures[f"{name}_tokens_per_second"],
+                figures[f"{name}_mfu_strict"],
+                figures[f"{name}_mfu_nominal"],
+                PAPER_MFU.get(name),
+                figures[f"{name}_peak_memory_bytes"] / 2**20,
+            ]
+        )
+        for rival, label in _RIVALS.items():
+            if f"{name}_{rival}_tokens_per_second" in figures:
+                memory = figures.get(f"{name}_{rival}_peak_memory_bytes")
+                speed = figures[f"{name}_{rival}_tokens_per_second"]
+                rows.append([f"{name}, {label}", speed, None, None, None, memory and memory / 2**20])
+    columns = ["case", "tokens/s", "MFU strict", "MFU nominal", "paper's MFU", "peak MiB above idle"]
+    return Table(title, columns, rows)
+
+
 def _profile_table(name: str, profile: Mapping[str, float]) -> Table:
     total = sum(profile.values())
     rows: list[list[Cell]] = [[key, value, value / total] for key, value in profile.items()]
     return Table(f"Where a step of {name} spends its time", ["operator", "ms", "share"], rows)
+
+
+def _plots(figures: Mapping[str, float], profiles: Mapping[str, Mapping[str, float]]) -> dict[str, str]:
+    cases = _measured_cases(figures)
+    shares = {
+        "strict": [figures[f"{name}_mfu_strict"] for name in cases],
+        "nominal": [figures[f"{name}_mfu_nominal"] for name in cases],
+    }
+    if any(name in PAPER_MFU for name in cases):
+        shares["the paper's, nominal"] = [PAPER_MFU.get(name, float("nan")) for name in cases]
+    plots = {
+        "mfu": grouped_bar_chart(
+            cases,
+            shares,
+            title="Model FLOPs utilisation",
+            y=Axis("share of the GEMM peak", zero=True, format=percent),
+            width=max(560, 90 * len(cases)),
+        )
+    }
+    for name in ("ml1m", "d256"):
+        if name in cases:
+            speeds = {"TurboGR": figures[f"{name}_tokens_per_second"]}
+            for rival, label in _RIVALS.items():
+                if f"{name}_{rival}_tokens_per_second" in figures:
+                    speeds[label] = figures[f"{name}_{rival}_tokens_per_second"]
+            plots[name] = bar_chart(speeds, title=f"Training steps, {name}", axis=Axis("tokens/s", zero=True))
+    for name, profile in profiles.items():
+        total = sum(profile.values())
+        plots[f"profile-{name}"] = bar_chart(
+            {key.replace("_", " "): value / total for key, value in profile.items()},
+            title=f"Where a step of {name} spends its time ({total:,.0f} ms)",
+            axis=Axis("share of a step", zero=True, format=percent),
+            row_height=24,
+        )
+    return plots
 
 
 def _rectools(settings: Mapping[str, Any], notes: list[str]) -> float | None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
 from turbogr.report import wording
-from turbogr.report.charts import Axis, Mark, Series, line_chart, percent
+from turbogr.report.charts import Axis, Mark, Series, bar_chart, line_chart, percent
 from turbogr.report.quality import metric_label, metric_order
 from turbogr.report.run import Record, Run
 from turbogr.report.section import Figure, Section, thinned
@@ -88,7 +89,7 @@ def _best(run: Run, records: list[Record], xs: list[float], drawn: list[str], un
 
 
 def speed(run: Run) -> Section:
-    """Tokens a second and model FLOPs utilisation over time."""
+    """Tokens a second and model FLOPs utilisation over time, and where the time of a step goes."""
     figures = []
     clock = _column(run.train, "elapsed")
     steady = len(clock) > 1 and all(a < b for a, b in pairwise(clock))
@@ -108,6 +109,8 @@ def speed(run: Run) -> Section:
         figures.append(
             _figure(shares, "Model FLOPs utilisation", x, Axis("share of the GEMM peak", format=percent, zero=True))
         )
+    if run.profile:
+        figures.append(profile_figure(run.profile))
     context: dict[str, Any] = {
         "figures": figures,
         "missing": "" if figures else "This run has recorded no speed yet.",
@@ -115,6 +118,17 @@ def speed(run: Run) -> Section:
         "has_mfu": bool(shares),
     }
     return Section("speed", "Speed", "speed.html", context)
+
+
+def profile_figure(milliseconds: Mapping[str, float]) -> Figure:
+    """Shares of a step's time by operator, and in the caption how long the step took."""
+    total = sum(milliseconds.values())
+    shares = {name.replace("_", " "): value / total for name, value in milliseconds.items()}
+    axis = Axis("share of a step", format=percent, zero=True)
+    return Figure.draw(
+        lambda width: bar_chart(shares, title="Where the time of a step goes", axis=axis, width=width, row_height=24),
+        f"Mean of a few early steps of {total:,.0f} ms. The matrix products of an operator count as its own.",
+    )
 
 
 def _figure(

@@ -26,6 +26,7 @@ class Run:
     """A run folder in memory; `problems` says what could not be read or does not belong together.
 
     `evaluation` is what the page shows as the result, in the form of evaluation.json; it and `samples` may be None.
+    `profile` has milliseconds by operator, and is empty when no step was profiled.
     """
 
     path: Path
@@ -36,6 +37,7 @@ class Run:
     evals: list[Record]
     evaluation: Record | None
     samples: list[Record] | None
+    profile: dict[str, float]
     problems: list[str]
 
     @classmethod
@@ -68,6 +70,7 @@ class Run:
             evals=_last_attempt(records, "eval"),
             evaluation=evaluation,
             samples=[user for user in users if isinstance(user, dict)] if isinstance(users, list) else None,
+            profile=_milliseconds(_read_optional(path / "profile.json", problems)),
             problems=problems,
         )
 
@@ -80,6 +83,12 @@ class Run:
         """Return an object of run.json or environment.json, empty when it is not there."""
         values = self.info.get(section)
         return values if isinstance(values, dict) else {}
+
+
+def _milliseconds(profile: Record | None) -> dict[str, float]:
+    entries = (profile or {}).get("milliseconds")
+    known = {str(name): wording.number(value) for name, value in entries.items()} if isinstance(entries, dict) else {}
+    return {name: value for name, value in known.items() if math.isfinite(value) and value > 0}
 
 
 def _read_config(path: Path) -> Record:

@@ -7,7 +7,9 @@ with the same weights as one that was not.
 
 from __future__ import annotations
 
+import json
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +24,7 @@ from turbogr.data.split import Split
 from turbogr.data.store import Store
 from turbogr.errors import UserError
 from turbogr.evaluate.evaluator import Interrupted, evaluate
+from turbogr.files import replace_text
 from turbogr.layers.item_table import ItemTable
 from turbogr.models import RetrievalModel
 from turbogr.models.encoder import TableEncoder
@@ -30,6 +33,7 @@ from turbogr.negatives import make_sampler
 from turbogr.random import derive_seed
 from turbogr.train.checkpoint import Checkpoints, tensor_state
 from turbogr.train.optimizers import DenseAdamW, lr_factor, make_row_optimizer
+from turbogr.train.profile import Profiler
 from turbogr.train.progress import Progress, Window
 from turbogr.train.stopping import StopRequest
 from turbogr.train.tracking import Tracker
@@ -37,6 +41,7 @@ from turbogr.train.tracking import Tracker
 Status = Literal["finished", "stopped early", "interrupted"]
 
 _DROPOUT_SITE = 0xD0
+_PROFILED_STEPS = range(10, 15)
 
 
 class NonFiniteError(UserError):
@@ -89,6 +94,7 @@ class Trainer:
         self.rows = make_row_optimizer(self.table.weight, config.optimizer)
         self.checkpoints = Checkpoints(run, config.train.keep_checkpoints)
         self.progress = Progress()
+        self._profiler = Profiler()
         self.num_steps = self._count_steps()
         """About how many steps the run has; exact when batches are counted in sequences."""
         self.part = config.evaluate.part or ("valid" if (self.split.valid >= 0).any() else "test")
@@ -133,7 +139,7 @@ class Trainer:
                         self._checkpoint(tracker)
                         continue
                     for batch in self.loader:
-                        self.step(batch.to(self.device))
+                        self._step_and_profile(batch.to(self.device))
                         tracker.advance()
                         if progress.step % config.train.log_every == 0:
                             self._record_training(tracker)
@@ -217,6 +223,15 @@ class Trainer:
             totals.nominal_flops += nominal
             totals.seconds += seconds
         progress.epochs = self.epoch()
+
+    def _step_and_profile(self, batch: Batch) -> None:
+        """Train on one batch; some early steps, when all memory is there, are profiled for the report."""
+        due = self.progress.step in _PROFILED_STEPS and self.config.train.profile and self.device.type == "cpu"
+        with self._profiler if due else nullcontext():
+            self.step(batch)
+        if due:
+            profile = {"steps": self._profiler.steps, "milliseconds": self._profiler.milliseconds()}
+            replace_text(self.run / "profile.json", json.dumps(profile, indent=2) + "\n")
 
     def _status(self, stop: StopRequest) -> Status | None:
         """Return how the run ends if it ends here, else None; a due evaluation comes first."""
