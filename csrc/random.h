@@ -17,7 +17,7 @@ inline Word mix(Word x) {
   return x ^ (x >> 16);
 }
 
-// The words of one key: word(column) for any column.
+// The words of one key, for any column.
 struct RowWords {
   RowWords() = default;
   RowWords(uint32_t seed_low, uint32_t seed_high, int64_t key) {
@@ -25,8 +25,7 @@ struct RowWords {
     first = mix(mix(static_cast<uint32_t>(bits) ^ seed_low) ^ static_cast<uint32_t>(bits >> 32));
     second = mix(mix(first ^ seed_high) + kGolden);
   }
-  uint64_t at(uint32_t column) const { return mix(column * kGolden + first) ^ second; }
-  // The same for consecutive columns; only one number is multiplied, where vectors of integers multiply slowly.
+  // The words of consecutive columns; only one number is multiplied, where vectors of integers multiply slowly.
   vu from(uint32_t column) const { return mix((vu)lane_numbers() * kGolden + (column * kGolden + first)) ^ second; }
 
   uint32_t first = 0, second = 0;

@@ -48,12 +48,12 @@ def random_words(keys: Tensor, seed: int, num_columns: int) -> Tensor:
 
 
 def random_integers(keys: Tensor, seed: int, num_columns: int, bound: int) -> Tensor:
-    """Integers in [0, bound) for `keys` [T]: [T, num_columns] int64; the bias is below bound / 2**64."""
+    """Integers in [0, bound) for `keys` [T]: [T, num_columns] int32; the bias is below bound / 2**64."""
     if not 0 < bound < 2**31:
         raise ValueError(f"bound must be between 1 and 2**31 - 1, got {bound}")
     words = random_words(keys, seed, 2 * num_columns)
     high, low = words[:, 0::2], words[:, 1::2]
-    return (high * bound + ((low * bound) >> 32)) >> 32
+    return ((high * bound + ((low * bound) >> 32)) >> 32).to(torch.int32)
 
 
 def dropout_threshold(rate: float) -> int:

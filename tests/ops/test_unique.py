@@ -19,9 +19,26 @@ from turbogr.ops.unique import reference
 def test_against_the_definition(n: int, num_rows: int) -> None:
     ids = torch.randint(0, max(num_rows, 1), (n,), generator=torch.Generator().manual_seed(0))
     distinct, index = unique_rows(ids, num_rows)
-    expected, places = reference.unique_rows(ids, num_rows)
+    expected, places = reference.unique_rows([ids], num_rows)
     assert torch.equal(distinct, expected)
     assert torch.equal(index, places)
+
+
+def test_pieces_of_any_type_and_shape_are_ranked_together() -> None:
+    generator = torch.Generator().manual_seed(0)
+    pieces = [
+        torch.randint(0, 9000, (40,), generator=generator),
+        torch.empty(0, dtype=torch.int64),
+        torch.randint(0, 9000, (300, 128), dtype=torch.int32, generator=generator),
+        torch.randint(0, 9000, (90, 8), generator=generator)[:, ::2],
+    ]
+    distinct, index = unique_rows(pieces, 9000)
+    together = torch.cat([piece.flatten().long() for piece in pieces])
+    assert index.dtype == torch.int32
+    assert torch.equal(distinct, together.unique())
+    assert torch.equal(distinct[index], together)
+    with pytest.raises(ValueError, match="ids holds 9000, outside 0 to 8999"):
+        unique_rows([*pieces, torch.tensor([9000], dtype=torch.int32)], 9000)
 
 
 @settings(deadline=None, max_examples=100)
@@ -41,6 +58,6 @@ def test_any_ids_are_either_ranked_or_refused(ids: list[int], num_rows: int) -> 
 def test_the_operator_obeys_the_rules_of_torch_library() -> None:
     torch.library.opcheck(
         torch.ops.turbogr.unique_rows.default,
-        (torch.tensor([3, 1, 3]), 5),
+        ([torch.tensor([3, 1, 3])], 5),
         test_utils=("test_schema", "test_autograd_registration", "test_faketensor"),
     )

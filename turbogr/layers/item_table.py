@@ -5,6 +5,7 @@ A sharded table offers the same two things, so nothing above this module can tel
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +20,7 @@ _ROWS_AT_ONCE = 65536
 class WorkingSet:
     """The distinct rows that a batch needs.
 
-    `ids` [R] rising; `index` [n] places each requested id in `ids`; `rows` [R, d] is a leaf whose gradient is the sum
+    `ids` [R] rising; `index` [n] int32 places each requested id in `ids`; `rows` [R, d] is a leaf whose gradient is the sum
     over all uses of each row.
     """
 
@@ -44,8 +45,8 @@ class ItemTable:
             for rows in self.weight.split(_ROWS_AT_ONCE):
                 rows.copy_(nn.init.trunc_normal_(torch.empty(rows.shape), std=0.02, generator=generator))
 
-    def fetch(self, ids: Tensor) -> WorkingSet:
-        """Return the working set of `ids` [n] int64, duplicates allowed.
+    def fetch(self, ids: Tensor | Sequence[Tensor]) -> WorkingSet:
+        """Return the working set of `ids`, int64 or int32, one tensor or several, duplicates allowed.
 
         Raises:
             ValueError: an id outside the table.

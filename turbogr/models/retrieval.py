@@ -58,10 +58,10 @@ class RetrievalModel(nn.Module):
             block.reset_parameters(generator)
 
     @staticmethod
-    def ids(batch: Batch, negatives: Tensor) -> Tensor:
-        """Return every item that the loss of a batch needs, [T · (2 + n)]: inputs, targets, negatives [T, n]."""
+    def ids(batch: Batch, negatives: Tensor) -> list[Tensor]:
+        """Return every item that the loss of a batch needs: inputs [T], targets [T], negatives [T, n]."""
         assert batch.targets is not None
-        return torch.cat([batch.items.values, batch.targets, negatives.flatten()])
+        return [batch.items.values, batch.targets, negatives]
 
     def loss(self, rows: Tensor, index: Tensor, batch: Batch, *, temperature: float, seed: int) -> Tensor:
         """Return the loss of every token, [T], from the vectors `rows` [R, D] and the places `index` of `ids(batch,

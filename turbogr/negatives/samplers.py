@@ -20,7 +20,7 @@ class Sampler(Protocol):
     """Draws item rows that serve as negatives."""
 
     def draw(self, keys: Tensor, step: int) -> Tensor:
-        """Return negatives [T, n] int64 for the positions named by `keys` [T] int64."""
+        """Return negatives [T, n] int32 for the positions named by `keys` [T] int64."""
         ...
 
 

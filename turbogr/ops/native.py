@@ -161,6 +161,11 @@ def int64(index: Tensor) -> Tensor:
     return index.to(torch.int64).contiguous()
 
 
+def int32(index: Tensor) -> Tensor:
+    """The same for kernels that read int32: places in a working set, which never has 2^31 rows."""
+    return index.to(torch.int32).contiguous()
+
+
 def _load() -> tuple[ctypes.CDLL | None, str | None]:
     if not _PATH.exists():
         return None, _NOT_BUILT

@@ -12,7 +12,7 @@ from turbogr.ops.random_integers import cpu
 
 
 def random_integers(keys: Tensor, seed: int, num_columns: int, bound: int) -> Tensor:
-    """Return integers in [0, bound) for `keys` [T] int64: [T, num_columns] int64, the same in every backend.
+    """Return integers in [0, bound) for `keys` [T] int64: [T, num_columns] int32, the same in every backend.
 
     Raises:
         ValueError: a bound outside 1 to 2**31 - 1, or keys that are not an int64 vector.

@@ -28,7 +28,7 @@ def _loss(
     needs_gradient: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     queries, rows = queries.contiguous(), rows.contiguous()
-    positives, negatives = native.int64(positives), native.int64(negatives)
+    positives, negatives = native.int32(positives), native.int32(negatives)
     log_q = None if log_q is None else log_q.to(torch.float32).contiguous()
     outputs = _outputs(queries, rows, negatives.shape[1], normalize, needs_gradient)
     loss, inverse_queries, inverse_rows, probabilities, unit_gradients = outputs
@@ -81,7 +81,7 @@ def _gradients(
     normalize: bool,
 ) -> tuple[Tensor, Tensor]:
     grad, queries, rows = grad.contiguous(), queries.contiguous(), rows.contiguous()
-    positives, negatives = native.int64(positives), native.int64(negatives)
+    positives, negatives = native.int32(positives), native.int32(negatives)
     log_q = None if log_q is None else log_q.to(torch.float32).contiguous()
     grad_queries, grad_rows = torch.empty_like(queries), torch.empty_like(rows)
     _backward(

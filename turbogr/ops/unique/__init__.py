@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from turbogr.ops import native, registry
-from turbogr.ops.checks import check_index, check_shape
 from turbogr.ops.unique import cpu, reference
 
 
-def unique_rows(ids: Tensor, num_rows: int) -> tuple[Tensor, Tensor]:
-    """Return (distinct ids in rising order [R] int64, index [n] int64 with distinct[index] == ids).
+def unique_rows(ids: Tensor | Sequence[Tensor], num_rows: int) -> tuple[Tensor, Tensor]:
+    """Return (distinct ids in rising order [R] int64, index [n] int32 with distinct[index] == ids).
 
-    ids [n] int64 with values in [0, num_rows).
+    ids of any shape, int64 or int32 with values in [0, num_rows), or several such tensors, taken one after the other
+    without joining them first; n is the number of ids in all.
 
     Raises:
         ValueError: an id outside the table.
     """
-    check_shape("ids", ids, (None,))
-    check_index("ids", ids, num_rows)
-    distinct, index = registry.choose("unique_rows", ids.device, torch.float32)(ids, num_rows)
+    pieces = [ids] if isinstance(ids, Tensor) else list(ids)
+    for piece in pieces:
+        if piece.dtype not in (torch.int64, torch.int32):
+            raise ValueError(f"ids must be int64 or int32, got {piece.dtype}")
+    distinct, index = registry.choose("unique_rows", pieces[0].device, torch.float32)(pieces, num_rows)
     return distinct, index
 
 
