@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import warnings
 from collections.abc import Callable
@@ -62,6 +63,11 @@ OPTIONS: dict[str, Any] = {
     "feedback": "all",
 }
 SMALL = {"num_users": 8, "num_items": 40, "mean_length": 10.0, "median_length": 8.0, "max_length": 30}
+
+
+@pytest.fixture(autouse=True)
+def no_waiting_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "fsync", lambda handle: None)
 
 
 def delimited(between: str, header: str = "") -> Callable[[Path, str], None]:
