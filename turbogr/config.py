@@ -145,12 +145,21 @@ class DataConfig:
     A batch is `batch_size` sequences or at most `batch_tokens` tokens; with neither, 128 sequences. `window: last` uses
     the last max_len events of a long user, `split` cuts a long user into consecutive windows. `split` overrides the
     rule in the store's manifest.
+
+    On several ranks, a batch is that of all ranks together and `balance` says how they share it: `none` equally many
+    sequences each, `token-budget` (with `batch_tokens`) equally many tokens, `reallocate` equal cost; `auto` chooses by
+    the lengths. It changes the speed, never the result. A sequence of n tokens costs a·n + b·n²; `cost` is [a, b], in
+    any unit (unset: measured when the run starts, and stored with it). `speeds` has a number per rank where the devices
+    are not equally fast.
     """
 
     batch_size: int | None = None
     batch_tokens: int | None = None
     window: Literal["last", "split"] = "last"
     split: str | None = None
+    balance: Literal["auto", "none", "token-budget", "reallocate"] = "auto"
+    cost: tuple[float, float] | None = None
+    speeds: tuple[float, ...] | None = None
 
     def check(self) -> None:
         _positive(self, "batch_size", "batch_tokens")
@@ -158,6 +167,12 @@ class DataConfig:
             raise UserError(
                 f"set one of data.batch_size ({self.batch_size}) and data.batch_tokens ({self.batch_tokens}), not both"
             )
+        if self.balance == "token-budget" and self.batch_tokens is None:
+            raise UserError("data.balance 'token-budget' needs data.batch_tokens; set it, or choose 'reallocate'")
+        if self.cost is not None and not (min(self.cost) >= 0 and max(self.cost) > 0):
+            raise UserError(f"data.cost must be two numbers [a, b], not negative and not both 0, got {list(self.cost)}")
+        if self.speeds is not None and not (self.speeds and min(self.speeds) > 0):
+            raise UserError(f"data.speeds must be a positive number for every rank, got {list(self.speeds)}")
 
 
 @dataclass(frozen=True)

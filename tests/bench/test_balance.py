@@ -11,12 +11,14 @@ from turbogr.bench._partition import deal_in_turns, difference
 from turbogr.data.cost import CostModel
 from turbogr.errors import UserError
 
-SMALL = ["worlds=[4, 8]", "sequences=2048", "max_len=1024", "max_lens=[512]", "batch_sizes=[2, 8]"]
+SMALL = ["worlds=[4, 8]", "sequences=2048", "max_len=1024", "max_lens=[512]", "batch_sizes=[2, 8]", "measured_steps=1"]
 
 
 @pytest.fixture(scope="module")
 def result() -> tuple[balance.Result, dict[str, float]]:
-    record, found = run_benchmark("balance", [*SMALL, "median=600", "mean=800", "amazon_batch_size=16"])
+    record, found = run_benchmark(
+        "balance", [*SMALL, "median=600", "mean=800", "amazon_batch_size=16", "measured_steps=1"]
+    )
     return found, record.figures
 
 
@@ -28,6 +30,7 @@ def test_the_keys_are_those_promised(result: tuple[balance.Result, dict[str, flo
         assert 0 <= figures[f"imbalance_after_{world}"] < figures[f"imbalance_before_{world}"] < 100
     assert figures["amazon_imbalance_after_16"] < figures["amazon_imbalance_before_16"]
     assert figures["imbalance_unequal_after_16"] < figures["imbalance_unequal_before_16"]
+    assert 0 <= figures["measured_wait_after_4"] < 100 and 0 <= figures["measured_wait_before_4"] < 100
     assert figures["plan_seconds_100k_1024"] > 0
 
 

@@ -2,13 +2,13 @@
 
 Lengths are lognormal: like KuaiRand-27K's (median 8,591, mean 11,796), cut off at `max_len`, and short ones like those
 of Amazon reviews. Waiting is what the paper calls imbalance, time waited ÷ time of the step; costs are counted from the
-model (or given as `cost`), so these figures are exact and the same on every machine. `turbogr bench balance --set
-learning_epochs=10` also trains on the built-in log with batches of sequences and with batches of tokens.
+model (or given as `cost`), so these figures are exact and the same on every machine. Then the parts of some steps are
+really computed, one after the other, and timed. `turbogr bench balance --set learning_epochs=10` also trains on the
+built-in log with batches of sequences and with batches of tokens.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping
 from statistics import median
@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from turbogr.bench._balance_learning import learning_curves
+from turbogr.bench._balance_measured import lognormal, measured_waiting
 from turbogr.bench._partition import deal_in_turns, difference
 from turbogr.bench.record import Cell, Result, Table
 from turbogr.config import PRESETS, ModelConfig
@@ -39,6 +41,7 @@ SETTINGS: dict[str, Any] = {
     "sequences": 65536,  # of which each figure is taken
     "preset": "long",  # of HSTU, whose FLOPs are the cost
     "cost": [],  # or a, b: of a sequence of n tokens a·n + b·n²
+    "measured_steps": 4,  # 0: nothing is computed
     "learning_epochs": 0,
 }
 
@@ -81,22 +84,14 @@ def run(settings: Mapping[str, Any]) -> Result:
         _robustness(settings, cost, figures),
     ]
     plots = {"balance": _plot(figures, settings["worlds"])}
+    if settings["measured_steps"]:
+        tables.append(measured_waiting(settings["measured_steps"], settings["median"], settings["mean"], figures))
     if settings["learning_epochs"]:
-        from turbogr.bench._balance_learning import learning_curves
-
         curves = learning_curves(settings["learning_epochs"])
         figures.update(curves.figures)
         tables.append(curves.table)
         plots["balance-learning"] = curves.plot
     return Result(figures, tables, plots, [f"cost of n tokens: {cost.a:.4g}·n + {cost.b:.4g}·n²"])
-
-
-def lognormal(num: int, median: float, mean: float, longest: int, seed: int = 0) -> Int64Array:
-    """Return `num` lengths of a lognormal distribution with this median and mean, cut off at `longest`."""
-    spread = math.sqrt(2 * math.log(mean / median))
-    draws = median * np.exp(spread * np.random.default_rng(seed).standard_normal(num))
-    lengths: Int64Array = np.clip(draws, 2, longest).astype(np.int64)
-    return lengths
 
 
 def waiting(plan: StepPlan, true_cost: CostModel | None = None) -> Waiting:
@@ -250,6 +245,6 @@ def _plot(figures: Mapping[str, float], worlds: list[int]) -> str:
     return line_chart(
         series,
         title="Time that ranks wait for the slowest one, KuaiRand-like lengths",
-        x=Axis("ranks", log=True),
+        x=Axis("ranks", log=True, format=lambda ranks: f"{ranks:,.0f}"),
         y=Axis("% of the step", log=True),
     )

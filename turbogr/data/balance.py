@@ -57,10 +57,9 @@ class StepPlan:
 
     def __getitem__(self, step: int) -> list[Int64Array]:
         chosen = self.global_batch(step)
-        owners = self._owners(self.lengths[chosen])
-        grouped = chosen[np.argsort(owners, kind="stable")]
-        ends = np.cumsum(np.bincount(owners, minlength=self.world))
-        return np.split(grouped, ends[:-1])
+        lengths = self.lengths[chosen]
+        parts = share_step(lengths, world=self.world, strategy=self.strategy, cost=self.cost, speeds=self.speeds)
+        return [chosen[part] for part in parts]
 
     def __iter__(self) -> Iterator[list[Int64Array]]:
         return (self[step] for step in range(len(self)))
@@ -70,19 +69,6 @@ class StepPlan:
         if not 0 <= step < len(self):
             raise IndexError(f"step {step} of {len(self)}")
         return self.order[self.bounds[step] : self.bounds[step + 1]]
-
-    def _owners(self, lengths: Int64Array) -> Int64Array:
-        contiguous = contiguous_owners(len(lengths), self.world)
-        if self.strategy == "none" or self.world == 1:
-            return contiguous
-        costs = lengths if self.strategy == "token-budget" else self.cost.whole_costs(lengths)
-        dealt = deal(costs, lengths, self.speeds)
-        return dealt if self._longest(dealt, costs) <= self._longest(contiguous, costs) else contiguous
-
-    def _longest(self, owners: Int64Array, costs: Int64Array) -> float:
-        loads = np.zeros(self.world, np.int64)
-        np.add.at(loads, owners, costs)
-        return float((loads / self.speeds).max())
 
 
 def plan_steps(
@@ -125,6 +111,41 @@ def plan_steps(
     return StepPlan(strategy, order, bounds, lengths, cost, _check_speeds(world, speeds))
 
 
+def share_step(
+    lengths: Int64Array,
+    *,
+    world: int,
+    strategy: Strategy,
+    cost: CostModel | None = None,
+    speeds: Sequence[float] | Float64Array | None = None,
+) -> list[Int64Array]:
+    """Share the sequences of one step, with `lengths` [n], between `world` ranks as `plan_steps` does.
+
+    `strategy` is not "auto". Returns the places 0..n - 1 of each rank's sequences, rising; a rank may get none.
+
+    Raises:
+        UserError: not as many speeds as ranks.
+        ValueError: an argument out of range.
+    """
+    assert strategy != "auto", "resolve the strategy first"
+    ranks = _check_speeds(world, speeds)
+    owners = contiguous_owners(len(lengths), world)
+    if strategy != "none" and world > 1:
+        costs = lengths if strategy == "token-budget" else (cost or CostModel()).whole_costs(lengths)
+        dealt = deal(costs, lengths, ranks)
+        if _longest(dealt, costs, ranks) <= _longest(owners, costs, ranks):
+            owners = dealt
+    ends = np.cumsum(np.bincount(owners, minlength=world))
+    return np.split(np.argsort(owners, kind="stable"), ends[:-1])
+
+
+def _longest(owners: Int64Array, costs: Int64Array, speeds: Float64Array) -> float:
+    """Cost ÷ speed of the rank that finishes last."""
+    loads = np.zeros(len(speeds), np.int64)
+    np.add.at(loads, owners, costs)
+    return float((loads / speeds).max())
+
+
 def resolve_strategy(strategy: str, lengths: Int64Array, cost: CostModel, batch_tokens: int | None = None) -> Strategy:
     """Return what "auto" stands for with these lengths; other strategies stay.
 
@@ -161,7 +182,7 @@ def wait_share(loads: NDArray[Any]) -> float:
     return 0.0 if total <= 0 else 1.0 - float(loads.mean(axis=1).sum()) / total
 
 
-def _check_speeds(world: int, speeds: Sequence[float] | None) -> Float64Array:
+def _check_speeds(world: int, speeds: Sequence[float] | Float64Array | None) -> Float64Array:
     if world < 1:
         raise ValueError(f"world must be at least 1, got {world}")
     checked = np.ones(world) if speeds is None else np.array(speeds, np.float64)

@@ -6,6 +6,7 @@ shape is timed several times in turn and the median counts, so a busy moment spo
 
 from __future__ import annotations
 
+import dataclasses
 import time
 
 import numpy as np
@@ -34,14 +35,22 @@ def measure_cost(
     """
     assert config.model.max_len is not None, "resolve the config first"
     shapes = calibration_shapes(config.model.max_len)
-    stepper = _Stepper(config, min(num_items, _MAX_ITEMS), device)
-    batches = [stepper.batch(lengths) for lengths in shapes]
+    timer = StepTimer(config, min(num_items, _MAX_ITEMS), device)
+    batches = [timer.batch(lengths) for lengths in shapes]
     started = time.perf_counter()
-    stepper.seconds(batches[0])  # warms up
+    timer.seconds(batches[0])  # warms up
     times: list[list[float]] = []
     while len(times) < repeats and (not times or time.perf_counter() - started < max_seconds):
-        times.append([stepper.seconds(batch) for batch in batches])
+        times.append([timer.seconds(batch) for batch in batches])
     return calibrate(list(zip(shapes, np.median(times, axis=0).tolist(), strict=True)))
+
+
+def with_measured_cost(config: Config, num_items: int, *, device: torch.device) -> Config:
+    """Return the config with `data.cost` filled in, measured where it is unset; the config must be resolved."""
+    if config.data.cost is not None:
+        return config
+    cost = measure_cost(config, num_items, device=device)
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, cost=(cost.a, cost.b)))
 
 
 def calibration_shapes(max_len: int) -> list[Int64Array]:
@@ -53,8 +62,8 @@ def calibration_shapes(max_len: int) -> list[Int64Array]:
     return [*shapes, np.full(2 * len(shapes[0]), lengths[0], np.int64)]
 
 
-class _Stepper:
-    """A model, a table and a sampler like those of a run."""
+class StepTimer:
+    """A model, a table and a sampler like those of a run, made to be timed. The config must be resolved."""
 
     def __init__(self, config: Config, num_items: int, device: torch.device) -> None:
         assert config.model.dim is not None
@@ -68,6 +77,7 @@ class _Stepper:
         self.sampler = make_sampler(config.loss, num_items, 0)
 
     def batch(self, lengths: Int64Array) -> Batch:
+        """Make up sequences of `lengths` [B], on the device."""
         random = np.random.default_rng(0)
         total = int(lengths.sum())
         items, targets = (torch.from_numpy(random.integers(0, self.num_items, total)) for _ in range(2))
