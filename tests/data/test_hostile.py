@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import warnings
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -87,6 +90,9 @@ def test_a_wrong_row_is_refused_with_its_line_or_dropped_and_counted(
         (HEADER.replace(b"\n", b"\r") + b"1,2,3\r", "carriage return"),
         ("user_id,item_id,timestamp\n1,2,3\n".encode("utf-16"), "UTF-16"),
         (b"\xff" + HEADER + GOOD, "header is not UTF-8"),
+        (b"x" * 140_000 + b"," + HEADER + GOOD, "line 1: the header names a column with more than 65,536 characters"),
+        (b'"x,' + HEADER + GOOD, "line 1: a quote is opened here and never closed"),
+        (b'"no\nte",' + HEADER + b"a,1,2,3\n4,5\n", "line 4: 2 columns instead of 4"),
         (HEADER + b"1,2,5\n1,3,6\n", "a single user"),
         (HEADER + b"1,2,5\n2,2,6\n", "a single item"),
         (HEADER + b"1,2,1650000000000\n3,4,1650000000001\n5,6,1650000000\n", "line 4: .*does not fit the unit 'ms'"),
@@ -96,6 +102,57 @@ def test_a_wrong_file_is_refused(tmp_path: Path, data: bytes, message: str) -> N
     with pytest.raises(UserError, match=message):
         prepare_bytes(tmp_path, data)
     assert [file.name for file in tmp_path.iterdir()] == ["log.csv"]
+
+
+def test_a_quoted_line_end_in_the_header(tmp_path: Path) -> None:
+    data = b'"no\nte",' + HEADER + b"a,1,2,1650000000\nb,3,4,1650000000\n"
+    assert prepare_bytes(tmp_path, data).num_events == 2
+
+
+def test_delimiters_in_quotes_do_not_count(tmp_path: Path) -> None:
+    data = b'"a;b;c;d;e",' + HEADER + b"a,1,2,1650000000\nb,3,4,1650000000\n"
+    assert prepare_bytes(tmp_path, data).num_events == 2
+
+
+@pytest.mark.parametrize("delimiter", ["é", "\n", "\r", '"', "", ",,"])
+@pytest.mark.parametrize("names", [(), ("user", "item", "time")])
+def test_what_cannot_be_a_delimiter(tmp_path: Path, delimiter: str, names: tuple[str, ...]) -> None:
+    with pytest.raises(UserError, match="--delimiter must be one ASCII character"):
+        prepare_bytes(tmp_path, HEADER + GOOD, delimiter=delimiter, column_names=names)
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_names_of_files_need_not_be_unicode(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / os.fsdecode(b"\xff\xfe." + suffix.encode())
+    path.write_bytes(HEADER + GOOD if suffix == "csv" else parquet_bytes())
+    assert prepare(suffix, [path], tmp_path / os.fsdecode(b"store\xff")).num_users == 2
+
+
+def test_options_of_the_wrong_type(tmp_path: Path) -> None:
+    for options, message in (
+        ({"time_unit": "minutes"}, "--time-unit must be one of auto, s"),
+        ({"min_user_events": "3"}, "--min-user-events must be an integer"),
+        ({"min_item_events": 2.5}, "--min-item-events must be an integer"),
+        ({"threads": "2"}, "--threads must be an integer"),
+        ({"threads": 0}, "--threads must be an integer of at least 1"),
+    ):
+        with pytest.raises(UserError, match=message):
+            prepare_bytes(tmp_path, HEADER + GOOD, **options)  # type: ignore[arg-type]
+
+
+def test_a_log_without_columns(tmp_path: Path) -> None:
+    for table in (pa.table({}), pd.DataFrame(), pl.DataFrame()):
+        with pytest.raises(UserError, match="the table has no columns"):
+            prepare_table(table, tmp_path / "store")
+    with pytest.raises(UserError, match=r"log\.jsonl has no columns"):
+        prepare_bytes(tmp_path, b"{}\n{}\n", "jsonl")
+
+
+def test_filters_that_leave_nothing(tmp_path: Path) -> None:
+    prepare_bytes(tmp_path, HEADER + GOOD)
+    for extend in (None, tmp_path / "store"):
+        with pytest.raises(UserError, match="no rows are left to prepare: 3 rows in, dropped user with fewer than 9"):
+            prepare("csv", [tmp_path / "log.csv"], tmp_path / "other", extend=extend, min_user_events=9)
 
 
 def test_ids_with_line_ends_are_told(tmp_path: Path) -> None:
@@ -108,6 +165,17 @@ def test_the_line_is_right_after_quoted_line_ends(tmp_path: Path) -> None:
     data = header + b'"a\nb",1,2,5\n"""\n\n",3,4,6\n\nx,1,2,oops\n'
     with pytest.raises(UserError, match=r"line 8: .*'oops'"):
         prepare_bytes(tmp_path, data)
+
+
+@pytest.mark.parametrize("end", [b"\n", b""])
+@pytest.mark.parametrize("pieces", [*range(90, 130, 3), 1 << 24])
+def test_quoted_line_ends_are_no_ends_of_pieces(
+    tmp_path: Path, pieces: int, end: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delimited, "_PIECE", pieces)
+    rows = [b'1,"a\nb",10,5" wide,1651363200,"c\nd"', b'2,x,11,"5"" wide",1651363201,"\n,e"']
+    data = b"user_id,note,item_id,title,timestamp,url\n" + b"\n".join(rows * 6) + end
+    assert prepare_bytes(tmp_path, data).num_events == 12
 
 
 @pytest.mark.parametrize(

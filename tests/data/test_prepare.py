@@ -65,7 +65,7 @@ def test_the_store_holds_what_the_definition_says(
     expected = expected_sequences(log, min_user, min_item, duplicates)
     options = {"min_user_events": min_user, "min_item_events": min_item, "duplicates": duplicates}
     if len(expected) < 2 or len({item for sequence in expected.values() for item, _ in sequence}) < 2:
-        with pytest.raises(UserError, match="a recommender needs several"):
+        with pytest.raises(UserError, match="a recommender needs several|no rows are left"):
             prepare_table(frame(log), out, **options)
         assert not out.exists()
         return
@@ -208,7 +208,7 @@ def test_options_are_checked(tmp_path: Path) -> None:
         ({"duplicates": "all"}, "--duplicates must be one of"),
         ({"split": "leave-three-out"}, "unknown split"),
         ({"preset": "demo"}, "--preset is not an option of the source 'csv'"),
-        ({"threads": 0}, "--threads must be at least 1"),
+        ({"threads": 0}, "--threads must be an integer of at least 1"),
         ({"keep_columns": ["raiting"]}, "no column 'raiting'"),
         ({"time_column": "none", "split": "time:5"}, "needs times"),
     ):
@@ -242,7 +242,7 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_nothing_left_after_filtering_is_an_error_with_the_account(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no user.*50 rows in.*user with fewer than 99 events: 50"):
+    with pytest.raises(UserError, match=r"no rows are left.*50 rows in.*user with fewer than 99 events: 50"):
         prepare_table(frame(random_events(50, 5, 5, seed=0)), tmp_path / "store", min_user_events=99)
 
 

@@ -58,7 +58,7 @@ def test_a_named_delimiter_and_named_columns(tmp_path: Path) -> None:
     path = tmp_path / "log.tsv"
     path.write_text("a~b~c\n" + rows(between="~"))
     check("tsv", path, delimiter="~", user_column="a", item_column="b", time_column="c")
-    with pytest.raises(UserError, match="one character"):
+    with pytest.raises(UserError, match="one ASCII character"):
         check("tsv", path, delimiter="~~")
 
 

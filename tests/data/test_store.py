@@ -14,6 +14,7 @@ import pytest
 from turbogr.data import replacing
 from turbogr.data import store as store_module
 from turbogr.data.store import Manifest, Store, StoreWriter
+from turbogr.data.summary import summarise
 from turbogr.errors import UserError
 
 
@@ -82,6 +83,73 @@ def test_only_stores_are_overwritten(tmp_path: Path) -> None:
     assert (tmp_path / "precious" / "thesis.txt").read_text() == "42"
 
 
+def test_a_folder_with_a_manifest_of_something_else_is_not_overwritten(tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "thesis.txt").write_text("42")
+    for manifest in (
+        '{"name": "my web app"}',
+        "[1]",
+        "{",
+        '{"schema_version": 3}',
+        '{"columns": {}, "schema_version": "3"}',
+    ):
+        (project / "manifest.json").write_text(manifest)
+        with pytest.raises(UserError, match="not a prepared store"):
+            StoreWriter(project, overwrite=True)
+    assert (project / "thesis.txt").read_text() == "42"
+
+
+def test_a_store_with_other_files_in_it_is_not_overwritten(tmp_path: Path) -> None:
+    note = write(tmp_path / "store").path / "notes.txt"
+    note.write_text("42")
+    with pytest.raises(UserError, match=r"holds notes\.txt, which is no part of the store"):
+        write(tmp_path / "store", overwrite=True)
+    note.unlink()
+    write(tmp_path / "store", items=9, overwrite=True)
+
+
+@pytest.mark.parametrize("what", ["folder", "file", "store", "link"])
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_what_appears_at_the_target_while_writing_is_kept(tmp_path: Path, what: str, overwrite: bool) -> None:
+    target = tmp_path / "store"
+    with StoreWriter(target, overwrite=overwrite) as writer:
+        writer.append("offsets", np.array([0, 1]))
+        if what == "folder":
+            target.mkdir()
+            (target / "thesis.txt").write_text("42")
+        elif what == "file":
+            target.write_text("42")
+        elif what == "link":
+            target.symlink_to(tmp_path / "elsewhere")
+        else:
+            write(target, items=7)
+            (target / "notes.txt").write_text("42")
+        message = "no part of the store|not a prepared store" if overwrite else "appeared while its data was prepared"
+        with pytest.raises(UserError, match=message):
+            writer.commit(Manifest("test", 1, 1, 1, "leave-one-out", "real", {}))
+    assert [file.name for file in tmp_path.iterdir()] == ["store"]
+    if what == "store":
+        assert Store.open(target).num_items == 7
+    elif what == "link":
+        assert target.is_symlink()
+    else:
+        assert (target / "thesis.txt" if what == "folder" else target).read_text() == "42"
+
+
+def test_folders_that_were_made_for_nothing_are_removed(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    with pytest.raises(RuntimeError), StoreWriter(tmp_path / "a" / "b" / "c" / "store"):
+        raise RuntimeError
+    assert not any((tmp_path / "a").iterdir())
+    write(tmp_path / "a" / "b" / "c" / "store")
+
+
+def test_an_empty_name_is_no_target() -> None:
+    with pytest.raises(UserError, match="--out is empty"):
+        StoreWriter("")
+
+
 @pytest.mark.parametrize("exchange", [True, False])
 def test_overwriting_replaces_the_whole_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: bool) -> None:
     if not exchange:
@@ -147,6 +215,53 @@ def test_a_damaged_store_is_refused(tmp_path: Path, damage: str) -> None:
         os.truncate(path / "manifest.json", 100)
     with pytest.raises(UserError, match="prepare the store again"):
         Store.open(path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"columns": []},
+        {"columns": {"items": 1}},
+        {"num_users": 5},
+        {"num_users": "3"},
+        {"num_users": -1},
+        {"num_items": 3},
+        {"num_events": 4},
+        {"account": None},
+        {"split": 7},
+        {"surprise": 1},
+    ],
+)
+def test_a_manifest_that_does_not_fit_the_columns_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+    path = write(tmp_path / "store").path / "manifest.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(UserError, match="prepare the store again"):
+        Store.open(tmp_path / "store")
+
+
+def test_a_manifest_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path / "store").path
+    (path / "manifest.json").write_bytes(b"\xff\xfe")
+    with pytest.raises(UserError, match="is damaged"):
+        Store.open(path)
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "message"),
+    [
+        ("items", np.array([0, 1, 2, 3, 4], np.int32), "beyond the 4 items"),
+        ("items", np.array([0, 1, 2, 3, -1], np.int32), "beyond the 4 items"),
+        ("offsets", np.array([0, 4, 2, 5]), "does not ascend"),
+        ("times", np.array([0, 1, 2, 3, 2**62]), "outside 1970 to 2200"),
+    ],
+)
+def test_wrong_values_in_a_store_are_told_when_it_is_read(
+    tmp_path: Path, column: str, values: Any, message: str
+) -> None:
+    path = write(tmp_path / "store").path
+    np.save(path / f"{column}.npy", values)
+    with pytest.raises(UserError, match=rf"{column}\.npy .*{message}.*; prepare the store again"):
+        summarise(Store.open(path))
 
 
 def test_a_name_with_wildcards_removes_its_own_leftovers_alone(tmp_path: Path) -> None:

@@ -134,7 +134,8 @@ def run(args: argparse.Namespace) -> int:
     )
     print(_reading(store))
     print(account_table(store))
-    print(f"\n{store.num_users:,} users, {store.num_items:,} items, {store.num_events:,} events -> {store.path}")
+    path = str(store.path).encode("utf-8", "backslashreplace").decode()  # a name of a file need not be Unicode
+    print(f"\n{store.num_users:,} users, {store.num_items:,} items, {store.num_events:,} events -> {path}")
     print(Split.of(store).describe())
     if args.log is not None:
         events = write_log(synthetic_settings(extra), Path(args.log), progress=True)

@@ -41,8 +41,10 @@ def choose_columns(
     """Find the columns of `place` (a file name for messages) that play the roles.
 
     Raises:
-        UserError: a named column does not exist, or none or several look right.
+        UserError: there are no columns, a named one does not exist, or none or several look right.
     """
+    if not names:
+        raise UserError(f"{place} has no columns")
     user = _choose("user", options.user_column, names, place)
     item = _choose("item", options.item_column, names, place)
     time = _choose("time", options.time_column, names, place)

@@ -37,6 +37,7 @@ from turbogr.data.sources.table import table_source
 from turbogr.data.spill import Spill
 from turbogr.data.split import Split, future_leak, iso_time, parse_rule
 from turbogr.data.store import Manifest, Store, StoreWriter
+from turbogr.data.times import UNITS
 from turbogr.data.vocabulary import Int64Array
 from turbogr.errors import Note, UserError
 
@@ -112,8 +113,9 @@ def prepare(
     if isinstance(paths, str | os.PathLike):
         paths = [paths]
     threads = default_threads() if threads is None else threads
-    if threads < 1:
-        raise UserError(f"--threads must be at least 1, got {threads}")
+    _check_count("--threads", threads)
+    if time_unit not in UNITS:
+        raise UserError(f"--time-unit must be one of {', '.join(UNITS)}, got {time_unit!r}")
     known = None if extend is None else Store.open(extend)
     reader = kind.open([Path(path) for path in paths], options)
     if reader.columns.time is None:
@@ -133,6 +135,11 @@ def prepare(
 
 def _several(names: str | Sequence[str]) -> tuple[str, ...]:
     return (names,) if isinstance(names, str) else tuple(names)
+
+
+def _check_count(option: str, value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise UserError(f"{option} must be an integer of at least 1, got {value!r}")
 
 
 def _refuse_options_of_times(rule: str, duplicates: str | None, options: ReadOptions) -> None:
@@ -185,8 +192,8 @@ class Filters:
             source.min_item_events if items is None else items,
             source.duplicates if duplicates is None else duplicates,
         )
-        if chosen.min_user_events < 1 or chosen.min_item_events < 1:
-            raise UserError("--min-user-events and --min-item-events must be at least 1")
+        _check_count("--min-user-events", chosen.min_user_events)
+        _check_count("--min-item-events", chosen.min_item_events)
         if chosen.duplicates not in DUPLICATES:
             raise UserError(f"--duplicates must be one of {', '.join(DUPLICATES)}, got {chosen.duplicates!r}")
         return chosen
@@ -227,6 +234,8 @@ class Preparation:
         keep_user, keep_item = self._core(sorted_log, log)
         users, items = users.kept(keep_user), items.kept(keep_item)
         num_events = log.rows_in - sum(log.dropped.values())
+        if num_events == 0:
+            raise UserError(f"no rows are left to prepare: {_account_text(log.rows_in, log.dropped)}")
         _refuse_too_small(len(users), len(items), log)
         self._write(sorted_log, log, users, items)
         users.write(self.writer, "user_ids")

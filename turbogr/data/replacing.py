@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import fcntl
 import glob
 import os
@@ -42,6 +43,19 @@ def remove_abandoned(target: Path) -> None:
     """Remove the folders that killed writers of `target` left beside it."""
     for folder in _unlocked(target, "partial"):
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def move_into_free_place(folder: Path, target: Path) -> bool:
+    """Rename `folder` to `target`; return False where something has that name, which stays as it is."""
+    try:
+        os.rename(folder, target)  # replaces nothing but an empty folder
+    except (FileExistsError, NotADirectoryError):
+        return False
+    except OSError as error:
+        if error.errno != errno.ENOTEMPTY:
+            raise
+        return False
+    return True
 
 
 def move_into_place(folder: Path, target: Path) -> Path | None:

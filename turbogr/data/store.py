@@ -8,9 +8,11 @@ never sees half a store.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -26,7 +28,14 @@ from numpy.typing import DTypeLike, NDArray
 
 from turbogr import __version__
 from turbogr.data.ranges import add_counts
-from turbogr.data.replacing import left_beside, make_beside, move_into_place, remove_abandoned, restore
+from turbogr.data.replacing import (
+    left_beside,
+    make_beside,
+    move_into_free_place,
+    move_into_place,
+    remove_abandoned,
+    restore,
+)
 from turbogr.data.vocabulary import Int64Array, Vocabulary
 from turbogr.errors import UserError
 
@@ -75,15 +84,23 @@ class Manifest:
         return json.dumps(dataclasses.asdict(self), indent=2, sort_keys=True, ensure_ascii=False) + "\n"
 
     @classmethod
-    def from_json(cls, text: str) -> Manifest:
+    def from_json(cls, text: str | bytes) -> Manifest:
         raw = json.loads(text)
         raw["columns"] = {name: Column(**column) for name, column in raw["columns"].items()}
-        return cls(**raw)
+        manifest = cls(**raw)
+        for known in dataclasses.fields(cls):
+            value, default = getattr(manifest, known.name), getattr(_EXAMPLE, known.name)
+            if not isinstance(value, type(default)) and not (known.name == "extends" and isinstance(value, str)):
+                raise TypeError(f"{known.name} is {value!r}")
+        return manifest
 
     @property
     def actions(self) -> tuple[str, ...]:
         """Names of the action columns, sorted."""
         return tuple(sorted(name[len("action.") :] for name in self.columns if name.startswith("action.")))
+
+
+_EXAMPLE = Manifest("", 0, 0, 0, "", "", {})
 
 
 class Store:
@@ -108,6 +125,16 @@ class Store:
         }
         self.user_ids = _map_vocabulary(path, "user_ids", manifest)
         self.item_ids = _map_vocabulary(path, "item_ids", manifest)
+        self._check_lengths()
+
+    def _check_lengths(self) -> None:
+        """Raise UserError where the columns do not go together; looks at lengths and at both ends of the offsets."""
+        users, items, events = self.num_users, self.num_items, self.num_events
+        whole = len(self.offsets) == users + 1 >= 2 and self.offsets[0] == 0 and self.offsets[-1] == events
+        columns = (self.items, self.times, *self.actions.values())
+        whole = whole and all(len(column) == events for column in columns)
+        if not (whole and len(self.user_ids) == users and len(self.item_ids) == items):
+            raise UserError(f"the columns of {self.path} do not fit its manifest; prepare the store again")
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Store:
@@ -156,11 +183,19 @@ class Store:
             first = end
 
     def item_counts(self, ends: Int64Array | None = None) -> Int64Array:
-        """Count how often every item occurs, int64 [V], over all events or over offsets[u]:ends[u] of every user."""
+        """Count how often every item occurs, int64 [V], over all events or over offsets[u]:ends[u] of every user.
+
+        Raises:
+            UserError: an event names an item that the store does not have.
+        """
         counts = np.zeros(self.num_items, np.int64)
         for first, last in self.user_blocks():
             start, stop = int(self.offsets[first]), int(self.offsets[last])
             items = read_range(self.items, start, stop)
+            if len(items) and not (items.min() >= 0 and items.max() < self.num_items):
+                raise UserError(
+                    f"{self.path / 'items.npy'} holds rows beyond the {self.num_items:,} items; prepare the store again"
+                )
             if ends is not None:
                 limit = np.repeat(ends[first:last], np.diff(self.offsets[first : last + 1]))
                 items = items[np.arange(start, stop) < limit]
@@ -196,7 +231,7 @@ def read_range(column: NDArray[Any], start: int, stop: int) -> NDArray[Any]:
 def read_manifest(path: Path) -> Manifest:
     """Read and check the manifest of the store at `path` (see `Store.open` for what it raises)."""
     try:
-        text = (path / MANIFEST).read_text(encoding="utf-8")
+        text = (path / MANIFEST).read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         what = "is not a prepared store (it has no manifest.json)" if path.exists() else "does not exist"
         previous = left_beside(Path(os.path.realpath(path)))
@@ -219,7 +254,7 @@ def read_manifest(path: Path) -> Manifest:
         )
     try:
         return Manifest.from_json(text)
-    except (KeyError, TypeError):
+    except (KeyError, TypeError, AttributeError):
         raise UserError(f"{path / MANIFEST} is damaged; prepare the store again") from None
 
 
@@ -283,28 +318,39 @@ class ColumnFile:
 class StoreWriter:
     """Writes a store beside `target` and renames it into place on `commit`; use as a context manager.
 
-    Leaving the context without a commit removes everything. A folder left behind by a killed writer is removed by
-    the next writer of the same target.
+    Leaving the context without a commit removes everything, also the parent folders that were made. A folder left
+    behind by a killed writer is removed by the next writer of the same target.
 
     Raises:
-        UserError: `target` exists and `overwrite` is False or it is not a store; the disk is full.
+        UserError: `target` exists, now or at the commit, and `overwrite` is False or it is not a store with nothing
+            else in it; the disk is full.
     """
 
     def __init__(self, target: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+        if not os.fspath(target):
+            raise UserError("--out is empty; name a folder to write to")
         self.target = Path(os.path.realpath(target))  # a link stays, and what it leads to is replaced
+        self._overwrite = overwrite
         self._columns: dict[str, ColumnFile] = {}
         restore(self.target)
         if os.path.lexists(self.target):
             if not overwrite:
                 raise UserError(f"{target} already exists; choose another --out or pass --overwrite")
-            if not (self.target / MANIFEST).is_file() and (not self.target.is_dir() or any(self.target.iterdir())):
-                raise UserError(f"{target} is not a prepared store, so it is not overwritten; choose another --out")
+            _refuse_to_lose(self.target)
+        missing = itertools.takewhile(lambda folder: not folder.exists(), self.target.parents)
+        self._made_parents = list(missing)
         try:
             self.target.parent.mkdir(parents=True, exist_ok=True)
             remove_abandoned(self.target)
             self.folder, self._lock = make_beside(self.target)
         except OSError as error:
+            self._remove_parents()
             raise UserError(f"cannot write to {self.target.parent}: {error.strerror}") from error
+
+    def _remove_parents(self) -> None:
+        for folder in self._made_parents:
+            with contextlib.suppress(OSError):  # somebody else uses it by now
+                folder.rmdir()
 
     @property
     def scratch(self) -> Path:
@@ -347,12 +393,25 @@ class StoreWriter:
             os.fsync(file.fileno())
         os.chmod(self.folder, 0o777 & ~_umask())
         os.fsync(self._lock)
-        replaced = move_into_place(self.folder, self.target)
+        self._move_into_place()
+        self._close()
+        return Store.open(self.target)
+
+    def _move_into_place(self) -> None:
+        """Rename the folder to the target; what has appeared there since the start is as safe as before it."""
+        replaced = None
+        if self._overwrite:
+            if os.path.lexists(self.target):
+                _refuse_to_lose(self.target)
+            replaced = move_into_place(self.folder, self.target)
+        elif not move_into_free_place(self.folder, self.target):
+            raise UserError(
+                f"{self.target} appeared while its data was prepared and is left as it is; choose another --out or "
+                "pass --overwrite"
+            )
         _fsync_folder(self.target.parent)
         if replaced is not None:
             shutil.rmtree(replaced, ignore_errors=True)
-        self._close()
-        return Store.open(self.target)
 
     def _close(self) -> None:
         if self._lock >= 0:
@@ -370,11 +429,32 @@ class StoreWriter:
         for column in self._columns.values():
             column.abandon()
         shutil.rmtree(self.folder, ignore_errors=True)
+        self._remove_parents()
         self._close()
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise UserError(
                 f"the disk of {self.target.parent} is full; nothing was written. Free space or choose another --out"
             ) from error
+
+
+def _refuse_to_lose(target: Path) -> None:
+    """Raise UserError unless `target` is an empty folder, or a store of any version with nothing else in it."""
+    refusal = f"{target} is not a prepared store, so it is not overwritten; choose another --out or remove it yourself"
+    if target.is_dir() and not any(target.iterdir()):
+        return
+    try:
+        raw = json.loads((target / MANIFEST).read_bytes())
+        named = {MANIFEST, *(f"{name}.npy" for name in raw["columns"])}
+    except (OSError, ValueError, KeyError, TypeError):
+        raise UserError(refusal) from None
+    if not isinstance(raw.get("schema_version"), int) or not isinstance(raw["columns"], dict):
+        raise UserError(refusal)
+    for file in sorted(target.iterdir()):
+        if file.name not in named:
+            raise UserError(
+                f"{target} holds {file.name}, which is no part of the store, so it is not overwritten; move that away "
+                "or choose another --out"
+            )
 
 
 def _content_hash(columns: Mapping[str, Column], manifest: Manifest) -> str:

@@ -9,7 +9,9 @@ from numpy.typing import NDArray
 
 from turbogr.data.split import time_range
 from turbogr.data.store import Store, read_range
+from turbogr.data.times import END_OF_TIME
 from turbogr.data.vocabulary import Int64Array
+from turbogr.errors import UserError
 
 _TIME_BINS = 60
 
@@ -58,7 +60,13 @@ class Summary:
 
 
 def summarise(store: Store) -> Summary:
-    """Read the whole store once."""
+    """Read the whole store once.
+
+    Raises:
+        UserError: a column holds what `prepare` never writes.
+    """
+    if (store.lengths < 0).any():
+        raise UserError(f"{store.path / 'offsets.npy'} does not ascend; prepare the store again")
     popularity = store.item_counts()
     descending = np.sort(popularity)[::-1]
     shares = {
@@ -69,6 +77,8 @@ def summarise(store: Store) -> Summary:
     over_time: Int64Array = np.zeros(0, np.int64)
     if store.manifest.times == "real":
         first, last = time_range(store)
+        if first < 0 or last > END_OF_TIME:
+            raise UserError(f"{store.path / 'times.npy'} holds times outside 1970 to 2200; prepare the store again")
         over_time = _events_over_time(store, first, last)
     return Summary(
         lengths=Distribution.of(store.lengths),

@@ -23,7 +23,7 @@ from turbogr.errors import UserError
 TICKS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 UNITS = ("auto", *TICKS)
 _MOSTLY = 0.9
-_END_OF_TIME = 7_258_118_400  # 2200-01-01
+END_OF_TIME = 7_258_118_400  # 2200-01-01
 _USUAL_TIMES = (631_152_000, 4_102_444_800)  # 1990 to 2100
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 _SHORTHANDS = {"%F": "%Y-%m-%d", "%T": "%H:%M:%S", "%R": "%H:%M", "%D": "%m/%d/%y", "%e": "%d"}
@@ -149,7 +149,7 @@ def _doubt_suffix(values: pa.Array, name: str, unit: str, guess: str) -> None:
 def _mostly_days(numbers: NDArray[np.float64]) -> bool:
     """Whether the numbers are days like 20220501; of 27 other numbers of that size, one is a day by chance."""
     days = _day_seconds(numbers)
-    return len(days) > 0 and float(((days >= 0) & (days < _END_OF_TIME)).mean()) > _MOSTLY
+    return len(days) > 0 and float(((days >= 0) & (days < END_OF_TIME)).mean()) > _MOSTLY
 
 
 def _day_seconds(numbers: NDArray[np.float64]) -> Int64Array:
@@ -166,7 +166,7 @@ def _day_seconds(numbers: NDArray[np.float64]) -> Int64Array:
 def _guess_unit(values: pa.Array) -> str:
     """Return the unit in which the middle value lies between 1970 and 2200, the coarsest that does."""
     middle = _middle(values)
-    return next((unit for unit, ticks in TICKS.items() if middle < _END_OF_TIME * ticks), "s")
+    return next((unit for unit, ticks in TICKS.items() if middle < END_OF_TIME * ticks), "s")
 
 
 def _middle(values: pa.Array) -> float:
@@ -187,9 +187,9 @@ def parse_times(values: pa.Array, form: TimeForm) -> Times:
         ticks, missing, unreadable = _text_ticks(values, form, missing)
     reasons = np.zeros(len(values), np.int8)
     reasons[ticks < 0] = NEGATIVE
-    reasons[ticks >= _END_OF_TIME * form.ticks_per_second] = FAR_FUTURE
+    reasons[ticks >= END_OF_TIME * form.ticks_per_second] = FAR_FUTURE
     if form.guessed and form.unit != "s":
-        smaller = _END_OF_TIME * form.ticks_per_second // 1000
+        smaller = END_OF_TIME * form.ticks_per_second // 1000
         reasons[(ticks >= 0) & (ticks < smaller)] = OTHER_UNIT
     reasons[unreadable] = UNREADABLE
     reasons[missing] = MISSING

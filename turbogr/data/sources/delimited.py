@@ -25,6 +25,7 @@ from turbogr.errors import UserError
 _PIECE = 1 << 24
 _LONGEST_QUOTED = 1 << 26
 _UNIT_SEPARATOR = "\x1f"
+_LONGEST_NAME = 1 << 16
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 _UNQUOTED = "say --quote none if quotes are part of the text"
 _BOMS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
@@ -90,11 +91,12 @@ class DelimitedReader:
 
 @dataclass(frozen=True)
 class Lines:
-    """Whole lines of a file; `first` is the number of the first (from 1)."""
+    """Whole lines of a file; `first` is the number of the first (from 1), `plain` says that its quotes are right."""
 
     data: bytes
     first: int
     progress: int
+    plain: bool = False
 
     def line_of(self, row: int, layout: Layout) -> int:
         """Return the line on which record `row` of this block starts; only messages need it."""
@@ -136,7 +138,9 @@ def _quoted_fields(layout: Layout) -> re.Pattern[bytes]:
 
 def _quoted_text(layout: Layout) -> bytes:
     """Pattern of a field that starts with a quote, up to its closing quote or the end of the data."""
-    return rb"(?:\A|(?<=[\n\r]|" + re.escape(layout.delimiter).encode() + rb'))"[^"]*(?:""[^"]*)*'
+    before = rb"[\n\r" + re.escape(layout.delimiter).encode() + rb"]"
+    # The quote comes first and what stands before it is checked afterwards: so most of the text is passed over quickly.
+    return rb'"(?:(?<=\A")|(?<=' + before + rb'"))[^"]*(?:""[^"]*)*'
 
 
 def read_lines(file: Path, layout: Layout) -> Iterator[Lines]:
@@ -152,13 +156,13 @@ def read_lines(file: Path, layout: Layout) -> Iterator[Lines]:
             piece, start = _without_bom(piece, file), False
         waiting += progress
         data = rest + piece
-        cut = _last_record_end(data, layout)
+        cut, plain = _last_record_end(data, layout)
         if cut == 0:
             if len(data) > _LONGEST_QUOTED:
                 raise UserError(f"{file}, line {line}: a line or quoted field of more than 64 MB; is this a text file?")
             rest = data
             continue
-        yield Lines(data[:cut], line, waiting)
+        yield Lines(data[:cut], line, waiting, plain)
         line += data.count(b"\n", 0, cut)
         rest, waiting = data[cut:], 0
     if start:
@@ -173,35 +177,60 @@ def _without_bom(piece: bytes, file: Path) -> bytes:
     return piece.removeprefix(b"\xef\xbb\xbf")
 
 
-def _last_record_end(data: bytes, layout: Layout) -> int:
-    """Return where the last whole record ends, 0 if there is none; a quote may keep a record open over lines."""
+def _last_record_end(data: bytes, layout: Layout) -> tuple[int, bool]:
+    """Return where the last whole record ends, 0 if there is none, and whether all quotes before it are plainly right.
+
+    A quote may keep a record open over lines.
+    """
     end = data.rfind(b"\n") + 1
-    if not layout.quoted or data.count(b'"', 0, end) % 2 == 0:
-        return end
-    for match in _quoted_fields(layout).finditer(data):
-        if not match.group(1):
-            return data.rfind(b"\n", 0, match.start()) + 1
-    return end
+    if not layout.quoted or b'"' not in data or _plainly_quoted(data[:end], layout.delimiter.encode()):
+        return end, True
+    fields = [match.span() for match in _quoted_fields(layout).finditer(data)]
+    for first, last in reversed(fields):
+        if first < end <= last:  # the line ends inside of this field, so its record began before it
+            end = data.rfind(b"\n", 0, first) + 1
+    return end, False
 
 
 def header(lines: Lines, layout: Layout, file: Path) -> tuple[Sequence[str], Lines]:
     """Split the names of the columns off the first block."""
     if layout.names is not None:
         return layout.names, lines
-    end = lines.data.find(b"\n") + 1 or len(lines.data)
+    record = _header_record(lines.data, layout)
+    _check_quotes(Lines(record, 1, 0, lines.plain), layout, file)
     try:
-        first = lines.data[:end].decode("utf-8").rstrip("\r\n")
+        first = record.decode("utf-8").rstrip("\r\n")
     except UnicodeDecodeError:
         raise UserError(f"{file}, line 1: the header is not UTF-8") from None
-    if "\r" in first:
+    if re.search("\r(?!\n)", first):
         raise UserError(f"{file}: lines end with a bare carriage return; convert the line ends (tr '\\r' '\\n')")
-    names = (
-        next(csv.reader([first], delimiter=layout.delimiter), []) if layout.quoted else first.split(layout.delimiter)
-    )
+    try:
+        names = (
+            next(csv.reader([first], delimiter=layout.delimiter)) if layout.quoted else first.split(layout.delimiter)
+        )
+    except (csv.Error, StopIteration):
+        names = []
     names = [name.strip() for name in names]
+    if max(map(len, names), default=0) > _LONGEST_NAME or (first and not names):
+        raise UserError(
+            f"{file}, line 1: the header names a column with more than {_LONGEST_NAME:,} characters; is this a text "
+            "file, and are its quotes closed?"
+        )
     if not any(names):
         raise UserError(f"{file}, line 1: the header is blank")
-    return names, Lines(lines.data[end:], lines.first + 1, lines.progress)
+    return names, Lines(lines.data[len(record) :], lines.first + record.count(b"\n"), lines.progress, lines.plain)
+
+
+def _header_record(data: bytes, layout: Layout) -> bytes:
+    """Return the first record with its line end; bare carriage returns do not end it, so that they are seen."""
+    end = data.find(b"\n") + 1 or len(data)
+    if layout.quoted and b'"' in data[:end]:
+        for match in _quoted_fields(layout).finditer(data):
+            if match.start() >= end:
+                break
+            if match.end() > end:
+                end = data.find(b"\n", match.end()) + 1 or len(data)
+    return data[:end]
 
 
 def _parse_block(lines: Lines, width: int, wanted: list[str], layout: Layout) -> tuple[pa.Table, list[tuple[int, str]]]:
@@ -269,7 +298,12 @@ def _check_quotes(lines: Lines, layout: Layout, file: Path) -> None:
     Either way the quotes do not say where the fields end: two quotes that are never closed would swallow the rows
     between them.
     """
-    if not layout.quoted or b'"' not in lines.data or _plainly_quoted(lines.data, layout.delimiter.encode()):
+    if (
+        lines.plain
+        or not layout.quoted
+        or b'"' not in lines.data
+        or _plainly_quoted(lines.data, layout.delimiter.encode())
+    ):
         return
     ends = re.compile(_quoted_text(layout) + rb'("(?=[\n\r]|' + re.escape(layout.delimiter).encode() + rb"|\Z)|)")
     if all(ends.findall(lines.data)):
@@ -312,11 +346,16 @@ def sniff_delimiter(file: Path, options: ReadOptions, usual: str) -> str:
     """Return the delimiter: named by the user, else the one of , tab ; | that the first line has most of."""
     if options.delimiter is not None:
         delimiter = options.delimiter.replace("\\t", "\t")
-        if len(delimiter) != 1:
-            raise UserError(f"--delimiter must be one character, got {options.delimiter!r}")
+        if len(delimiter) != 1 or not delimiter.isascii() or delimiter in '\r\n"\0':
+            raise UserError(
+                f"--delimiter must be one ASCII character other than a quote or a line end, got {options.delimiter!r}"
+            )
         return delimiter
     lines = next(read_lines(file, Layout(usual, quoted=False)))
-    first = lines.data.split(b"\n", 1)[0].decode("utf-8", "replace")
+    text = lines.data[:_LONGEST_NAME].decode("utf-8", "replace")
+    if options.quote != "none":
+        text = re.sub('"[^"]*"', "", text)
+    first = text.split("\n", 1)[0]
     best = max((usual, ",", "\t", ";", "|"), key=first.count)
     return best if first.count(best) else usual
 

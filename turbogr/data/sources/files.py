@@ -73,7 +73,7 @@ def read_pieces(path: Path, size: int) -> Iterator[tuple[bytes, int]]:
     """
     compression = _COMPRESSIONS.get(path.suffix.lower())
     try:
-        with pa.OSFile(str(path), "rb") as file:
+        with pa.OSFile(os.fsencode(path), "rb") as file:
             stream = pa.CompressedInputStream(file, compression) if compression else file
             done = 0
             while piece := stream.read(size):

@@ -151,7 +151,7 @@ def open_parquet_file(file: Path) -> pq.ParquetFile:
     if file.stat().st_size == 0:
         raise UserError(f"{file} is empty")
     try:
-        opened = pq.ParquetFile(file)
+        opened = pq.ParquetFile(pa.OSFile(os.fsencode(file)), page_checksum_verification=True)
         opened.schema_arrow.names  # noqa: B018 - decodes the schema, which opening does not
         return opened
     except _DAMAGE as error:
