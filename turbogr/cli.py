@@ -15,6 +15,7 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
 import warnings
 from collections.abc import Iterator, Sequence
@@ -24,7 +25,7 @@ from types import FrameType
 from typing import Any, NoReturn, TextIO
 
 from turbogr import __version__
-from turbogr.errors import Note, UserError, nearest
+from turbogr.errors import Note, ToldElsewhere, UserError, nearest
 
 COMMANDS = {
     "prepare": "turn an interaction log into a prepared store",
@@ -53,6 +54,9 @@ _OS_REMEDIES = {
 }
 
 
+_TELLING_SECONDS = 3.0
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `turbogr` with the arguments of a command line and return the exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
@@ -61,6 +65,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             status = _run(arguments, stopping)
             sys.stdout.flush()
             return status
+        except ToldElsewhere:
+            _let_the_other_rank_end_first()
+            return 2
         except UserError as error:
             return _fail(str(error), 2)
         except KeyboardInterrupt:
@@ -167,6 +174,13 @@ def _fail(sentence: str, status: int, label: str = "error: ") -> int:
         traceback.print_exc()
     print(f"turbogr: {label}{' '.join(sentence.split())}", file=sys.stderr, flush=True)
     return status
+
+
+def _let_the_other_rank_end_first() -> None:
+    """A launcher ends all ranks when it sees the first one go; the one that tells what happened must come to it."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+    time.sleep(_TELLING_SECONDS)
 
 
 def _silence_stdout() -> None:

@@ -233,6 +233,25 @@ class TrainConfig:
 
 
 @dataclass(frozen=True)
+class ParallelConfig:
+    """How several ranks share the work; without effect on one. `parallel: auto` leaves everything to the defaults.
+
+    `groups` × `members` is the number of ranks: each group holds the whole item table, sharded over its members. Unset
+    follows from the topology: the ranks of one machine form a group, or those of as few machines as hold the table.
+    `wire` is the precision in which item vectors and their gradients travel. Every `check_every` steps copies of the
+    same weights are compared (unset: never).
+    """
+
+    groups: int | None = None
+    members: int | None = None
+    wire: Literal["fp32", "fp16", "bf16"] = "fp32"
+    check_every: int | None = 100
+
+    def check(self) -> None:
+        _positive(self, "groups", "members", "check_every")
+
+
+@dataclass(frozen=True)
 class Config:
     """A whole run."""
 
@@ -242,6 +261,7 @@ class Config:
     data: DataConfig = field(default_factory=DataConfig)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+    parallel: ParallelConfig = field(default_factory=ParallelConfig)
 
     def check(self) -> None:
         """Raise UserError for values that make no sense, alone or together."""
@@ -265,6 +285,8 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     except yaml.YAMLError as error:
         raise UserError(f"the recipe {path} is not valid YAML: {' '.join(str(error).split())}") from error
     tree = _as_mapping({} if raw is None else raw, str(path))
+    if tree.get("parallel") == "auto":
+        tree["parallel"] = {}
     for override in overrides:
         _apply_override(tree, override)
     config = parse(Config, tree, str(path))

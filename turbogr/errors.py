@@ -14,6 +14,10 @@ class UserError(ValueError):
     """
 
 
+class ToldElsewhere(UserError):
+    """A failure that another rank tells; the command line of this one says nothing."""
+
+
 class Note(UserWarning):
     """Something worth knowing about what was done, with nothing to mend; the command line calls it a note."""
 

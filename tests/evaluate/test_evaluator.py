@@ -61,7 +61,7 @@ def hstu(num_items: int, max_len: int) -> TableEncoder:
     model = RetrievalModel(config)
     model.reset_parameters(generator)
     table = ItemTable(num_items, 16)
-    table.reset_parameters(generator)
+    table.reset_parameters(0)
     return TableEncoder(model, table)
 
 

@@ -55,6 +55,10 @@ def store(tmp_path: Path) -> Store:
 
 @pytest.fixture
 def config() -> Config:
+    return make_config()
+
+
+def make_config() -> Config:
     return Config(
         model=ModelConfig(dim=16, num_blocks=1, num_heads=2, max_len=16, num_time_buckets=32, dropout=0.1),
         loss=LossConfig(num_negatives=8),

@@ -21,6 +21,7 @@ from turbogr.parallel import checkpoint as storage
 from turbogr.train import checkpoint, tracking, trainer
 from turbogr.train.checkpoint import Checkpoints, load_for_inference
 from turbogr.train.run import resolve_against, train
+from turbogr.train.step import Stepper
 from turbogr.train.trainer import NonFiniteError, Trainer
 
 _CLOCK = {"elapsed", "tokens_per_second", "sequences_per_second", "mfu_strict", "mfu_nominal", "evaluation_seconds"}
@@ -184,13 +185,13 @@ def test_a_non_finite_gradient_stops_before_the_weights_are_touched(
     config: Config, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tmp_path / "run"
-    loss = Trainer.loss
+    loss = Stepper.loss
 
-    def poisoned(self: Trainer, batch: Any, step: int) -> Any:
-        value, working_set = loss(self, batch, step)
-        return (value * float("nan") if step == 5 else value), working_set
+    def poisoned(self: Stepper, batch: Any, working_set: Any, step: int) -> Any:
+        value = loss(self, batch, working_set, step)
+        return value * float("nan") if step == 5 else value
 
-    monkeypatch.setattr(Trainer, "loss", poisoned)
+    monkeypatch.setattr(Stepper, "loss", poisoned)
     with pytest.raises(NonFiniteError, match=r"not finite at step 6; users of the batch: 1\d\d\d.*clip_norm"):
         train(config, store.path, run)
     monkeypatch.undo()

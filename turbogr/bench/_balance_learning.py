@@ -110,7 +110,7 @@ def _curve(config: Config, store: Store, folder: Path, seed: int) -> list[float]
         for step in range(trainer.loader.num_batches(epoch)):
             trainer.step(trainer.loader.batch(epoch, step))
         result = evaluate(
-            TableEncoder(trainer.model, trainer.table),
+            TableEncoder(trainer.model, trainer.table.gathered()),
             store,
             trainer.split,
             trainer.part,

@@ -14,6 +14,7 @@ from turbogr.errors import UserError
 from turbogr.files import check_target, replace_text
 
 if TYPE_CHECKING:
+    from turbogr.parallel.world import World
     from turbogr.recommend import TrainedRun
 
 
@@ -23,7 +24,8 @@ def add_parser(subparsers: Any) -> None:
         "evaluate",
         help="measure a trained run on its held-out items",
         description="Rank every user's held-out item against the whole catalogue and compare with the baselines. "
-        "Writes RUN/evaluation.json and RUN/samples.json. The numbers do not depend on the batch size.",
+        "Writes RUN/evaluation.json and RUN/samples.json. The numbers depend neither on the batch size nor on the "
+        "number of ranks.",
     )
     parser.add_argument("folder", metavar="RUN", type=Path, help="run folder, as written by `turbogr train`")
     parser.add_argument("--data", metavar="DIR", type=Path, help="the store of the run, if it was moved")
@@ -33,11 +35,34 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("--batch-size", metavar="N", type=int, help="users that share one pass over the catalogue")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the result of evaluation.json there too")
+    parser.add_argument("--ranks", metavar="N", type=int, help="share the users among N processes on this machine")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the command; return its exit status."""
+    if args.ranks is not None:
+        from turbogr.parallel.launch import check_ranks, launch
+
+        check_ranks(args.ranks)
+        if args.ranks > 1:
+            return launch(_command(args), args.ranks)
+    from turbogr.parallel.world import joined
+
+    with joined() as world, world.telling_once():
+        _evaluate(args, world)
+    return 0
+
+
+def _command(args: argparse.Namespace) -> list[str]:
+    """The arguments of turbogr that do the same without --ranks."""
+    command = ["evaluate", str(args.folder), "--which", args.which, "--part", args.part]
+    optional = {"--data": args.data, "--batch-size": args.batch_size, "--json": args.json}
+    return command + [str(part) for name, value in optional.items() if value is not None for part in (name, value)]
+
+
+def _evaluate(args: argparse.Namespace, world: World) -> None:
+    """Measure on all ranks; write and print on rank 0."""
     from turbogr.evaluate.evaluator import evaluate, write_evaluation
     from turbogr.evaluate.heldout import HeldOut
     from turbogr.evaluate.samples import sample_users, write_samples
@@ -47,12 +72,14 @@ def run(args: argparse.Namespace) -> int:
         raise UserError(f"--batch-size is {args.batch_size}; give at least 1")
     if args.json is not None:
         check_target(args.json, "--json")
-    opened = open_run(args.folder, data=args.data, which=args.which)
+    opened = world.together(lambda: open_run(args.folder, data=args.data, which=args.which))
     target = args.folder / "evaluation.json"
     check_target(target, "the result")
     settings = opened.config.evaluate
     num_users = len(HeldOut.of(opened.store, opened.split, args.part))
-    with tqdm(total=num_users, desc="evaluating", unit="user", delay=2, leave=False, disable=None) as bar:
+    total = -(-num_users // world.size)  # of this rank, about
+    disable = None if world.is_first else True
+    with tqdm(total=total, desc="evaluating", unit="user", delay=2, leave=False, disable=disable) as bar:
         result = evaluate(
             opened.encoder,
             opened.store,
@@ -63,7 +90,10 @@ def run(args: argparse.Namespace) -> int:
             filter_seen=settings.filter_seen,
             batch_size=args.batch_size,
             progress=bar.update,
+            world=world,
         )
+    if not world.is_first:
+        return
     baselines = _baselines(opened, args.part)
     measured = {"model": result.metrics, **baselines}
     protocol = f"{result.protocol}; {_checkpoint(opened, args.part)}"
@@ -97,7 +127,6 @@ def run(args: argparse.Namespace) -> int:
     for reason, number in result.skipped.items():
         print(f"{number:,} users are not part of it: {reason}.")
     print(f"Written to {target}", file=sys.stderr)
-    return 0
 
 
 def _baselines(opened: TrainedRun, part: str) -> dict[str, dict[str, float]]:

@@ -31,22 +31,42 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="RUN",
         help="start from the parameters and item vectors of another run, whose data --data extends",
     )
+    parser.add_argument(
+        "--ranks",
+        type=int,
+        metavar="N",
+        help="train with N processes on this machine; on several machines start the command with torchrun instead",
+    )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
+    """Run the command; return its exit status."""
+    if args.ranks is not None:
+        from turbogr.parallel.launch import check_ranks, launch
+
+        check_ranks(args.ranks)
+        if args.ranks > 1:
+            return launch(_command(args) + (["--resume"] if args.resume else []), args.ranks)
+    from turbogr.parallel.world import is_first_rank
     from turbogr.train.run import train
 
     result = train(
         args.recipe, args.data, args.out, overrides=args.overrides, resume=args.resume, init_from=args.init_from
     )
+    if not is_first_rank():
+        return 0
     if result.status == "interrupted":
-        again = ["turbogr", "train", args.recipe, "--data", args.data, "--out", args.out]
-        again += [part for override in args.overrides for part in ("--set", override)]
-        again += [] if args.init_from is None else ["--init-from", args.init_from]
-        command = shlex.join([*again, "--resume"])
+        command = shlex.join(["turbogr", *_command(args), "--resume"])
         print(f"interrupted; step {result.step} is saved. Continue with: {command}", file=sys.stderr)
         return 128 + (result.signal or 0)
     best = "" if result.best_value is None else f"; best {result.best_value:.4f} at step {result.best_step}"
     print(f"{result.status} after {result.step} steps{best}. Next: turbogr evaluate {shlex.quote(args.out)}")
     return 0
+
+
+def _command(args: argparse.Namespace) -> list[str]:
+    """The arguments of turbogr that start this run, without --resume and --ranks."""
+    command = ["train", args.recipe, "--data", args.data, "--out", args.out]
+    command += [part for override in args.overrides for part in ("--set", override)]
+    return command + ([] if args.init_from is None else ["--init-from", args.init_from])

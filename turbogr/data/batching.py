@@ -35,6 +35,7 @@ class Batch:
         times: [T], seconds.
         next_times: [T], the time of the event to be predicted; at the last position of a request, the request's time.
         targets: [T] item rows to be predicted, None when they are unknown.
+        step_lengths: lengths of all sequences of the step, on the CPU, where this batch is only one rank's part of it.
     """
 
     users: Tensor
@@ -43,6 +44,12 @@ class Batch:
     times: Tensor
     next_times: Tensor
     targets: Tensor | None
+    step_lengths: Tensor | None = None
+
+    @property
+    def lengths_of_step(self) -> Tensor:
+        """Lengths of the sequences that all ranks together train on."""
+        return self.items.lengths if self.step_lengths is None else self.step_lengths
 
     @property
     def num_sequences(self) -> int:
@@ -68,6 +75,7 @@ class Batch:
             times=move(self.times),
             next_times=move(self.next_times),
             targets=None if self.targets is None else move(self.targets),
+            step_lengths=self.step_lengths,
         )
 
 

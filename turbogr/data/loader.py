@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
+import torch
 
 from turbogr.data.batching import Batch, plan_batches, training_batch, training_sequences
 from turbogr.data.split import Split
@@ -19,8 +21,9 @@ _AHEAD = 2
 class Loader:
     """Yields the training batches of the current epoch from the current position.
 
-    Batch (epoch, step) depends on the store, the options and the seed alone. While a batch is being used, the
-    position already names the next one, so a state saved then continues without repeating or skipping anything.
+    Batch (epoch, step) depends on the store, the options and the seed alone; of `num_ranks` ranks, each gets its part
+    of it, possibly none of its sequences, and the lengths of all. While a batch is being used, the position already
+    names the next one, so a state saved then continues without repeating or skipping anything, on any number of ranks.
 
     Raises:
         ValueError: not exactly one of batch_size and batch_tokens is given, or an option is out of range.
@@ -37,7 +40,11 @@ class Loader:
         seed: int = 0,
         window: str = "last",
         shuffle: bool = True,
+        rank: int = 0,
+        num_ranks: int = 1,
     ) -> None:
+        assert 0 <= rank < num_ranks, (rank, num_ranks)
+        self.rank, self.num_ranks = rank, num_ranks
         self.store = store
         self.sequences = training_sequences(np.asarray(store.offsets[:-1]), split.train_end, max_len, window)
         self.batch_size = batch_size
@@ -82,8 +89,15 @@ class Loader:
         return len(self.plan(epoch))
 
     def batch(self, epoch: int, step: int) -> Batch:
-        """Read batch `step` of `epoch`."""
-        return training_batch(self.store, self.sequences, self.plan(epoch)[step])
+        """Read this rank's part of batch `step` of `epoch`."""
+        return self._read(self.plan(epoch)[step])
+
+    def _read(self, chosen: Int64Array) -> Batch:
+        if self.num_ranks == 1:
+            return training_batch(self.store, self.sequences, chosen)
+        mine = np.array_split(chosen, self.num_ranks)[self.rank]
+        lengths = torch.from_numpy(self.sequences.lengths[chosen])
+        return dataclasses.replace(training_batch(self.store, self.sequences, mine), step_lengths=lengths)
 
     def __iter__(self) -> Iterator[Batch]:
         epoch = self.epoch
@@ -94,7 +108,7 @@ class Loader:
 
         def read_ahead() -> None:
             while len(waiting) <= _AHEAD and (step := next(steps, None)) is not None:
-                waiting.append((step, reader.submit(training_batch, self.store, self.sequences, plan[step])))
+                waiting.append((step, reader.submit(self._read, plan[step])))
 
         try:
             read_ahead()

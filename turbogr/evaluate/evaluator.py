@@ -3,7 +3,7 @@
 Every held-out item is ranked over the whole catalogue; none is sampled and none is dropped. The numbers do not depend
 on the batch size or the number of threads, to the last digit: users are taken in store order, in tiles that are fixed
 by their place among the held-out users, for encoding as for scoring; a tile is computed by one thread, and the batch
-size only says how many tiles share a pass over the catalogue.
+size only says how many tiles share a pass over the catalogue. For the same reason many ranks may share the tiles.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from turbogr.evaluate.ranking import ItemVectors, held_queries, target_ranks
 from turbogr.evaluate.workers import Interrupted, Step, run_jobs
 from turbogr.files import replace_text
 from turbogr.jagged import Jagged
+from turbogr.parallel.world import World
 
 __all__ = [
     "Encoder",
@@ -73,16 +74,18 @@ def evaluate(
     batch_size: int | None = None,
     progress: Callable[[int], None] | None = None,
     should_stop: Callable[[], bool] | None = None,
+    world: World | None = None,
 ) -> Evaluation:
     """Rank the held-out item of every user of `part` ("valid" or "test") against the whole catalogue.
 
     A user's query is the encoding of the last `max_len` events before the held-out one; with `filter_seen` all items of
     the user's earlier events are no candidates. `batch_size` users (rounded up to whole tiles) share one pass over the
     catalogue; unset, it follows from the size of the catalogue. `progress` is called with the number of users encoded
-    since the last call.
+    since the last call. With a `world` of many ranks all call it together, each ranks its part of the users, and all
+    return the whole result.
 
     Raises:
-        Interrupted: `should_stop` returned True; it is asked several times a second.
+        Interrupted: `should_stop` returned True, on any rank; it is asked several times a second.
         UserError: the split holds nothing out for this part, or a score is not a finite number.
     """
     held_out = HeldOut.of(store, split, part)
@@ -96,12 +99,25 @@ def evaluate(
         ranks: Int64Array = target_ranks(queries, items, targets[chosen].to(queries.device), seen).cpu().numpy()
         return ranks
 
-    num_workers = num_workers_of(encoder)
+    num_workers, world = num_workers_of(encoder), world or World()
     if batch_size is None:
-        batch_size = min(held_queries(encoder.num_items), -(-len(held_out) // (4 * num_workers)))
+        batch_size = min(held_queries(encoder.num_items), -(-len(held_out) // (4 * num_workers * world.size)))
     jobs = batches_of(len(held_out), batch_size)
-    parts = run_jobs(rank, jobs, num_workers=num_workers, progress=progress, should_stop=should_stop)
-    ranks = np.concatenate(list(parts))
+
+    def rank_my_part() -> list[Int64Array] | None:
+        mine = jobs[world.rank :: world.size]
+        try:
+            return list(run_jobs(rank, mine, num_workers=num_workers, progress=progress, should_stop=should_stop))
+        except Interrupted:
+            return None
+
+    parts = world.gather_objects(world.together(rank_my_part))
+    ranks = np.empty(len(held_out), np.int64)
+    for number, part_of_rank in enumerate(parts):
+        if part_of_rank is None:
+            raise Interrupted("interrupted before all users were done")
+        for job, found in zip(jobs[number :: world.size], part_of_rank, strict=True):
+            ranks[job] = found
     return Evaluation(
         part=part,
         metrics=ranking_metrics(ranks, ks),

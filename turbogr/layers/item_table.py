@@ -1,26 +1,29 @@
 """The item table of one process: which rows a batch needs, and their vectors as one leaf tensor.
 
-A sharded table offers the same two things, so nothing above this module can tell where rows live.
+A sharded table (`turbogr/parallel/sharded_table.py`) offers the same, so nothing above can tell where rows live.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from turbogr.ops import unique_rows
+from turbogr.ops import random_integers, unique_rows
 
-_ROWS_AT_ONCE = 65536
+_ROWS_AT_ONCE = 4096
+_STD = 0.02
+_LEVELS = 2**24
 
 
 @dataclass(frozen=True)
 class WorkingSet:
     """The distinct rows that a batch needs.
 
-    `ids` [R] rising; `index` [n] int32 places each requested id in `ids`; `rows` [R, d] is a leaf whose gradient is the sum
+    `ids` [R]; `index` [n] int32 places each requested id in `ids`; `rows` [R, d] is a leaf whose gradient is the sum
     over all uses of each row.
     """
 
@@ -29,8 +32,47 @@ class WorkingSet:
     rows: Tensor
 
 
+class RowGradients(NamedTuple):
+    """Gradients [R, d] of the distinct rows of `weight` that `slots` [R] names."""
+
+    slots: Tensor
+    grad: Tensor
+
+
+class Table(Protocol):
+    """What training needs of an item table; `weight` holds the rows of this process."""
+
+    weight: Tensor
+
+    @property
+    def num_items(self) -> int: ...
+
+    @property
+    def dim(self) -> int: ...
+
+    def reset_parameters(self, seed: int) -> None:
+        """Draw all rows anew, as a function of (seed, row)."""
+        ...
+
+    def assign_first(self, values: Tensor) -> None:
+        """Set rows 0 to n - 1 to `values` [n, dim]."""
+        ...
+
+    def fetch(self, ids: Tensor | Sequence[Tensor]) -> WorkingSet:
+        """Return the working set of `ids`, int64 or int32, one tensor or several, duplicates allowed."""
+        ...
+
+    def row_gradients(self, working_set: WorkingSet) -> RowGradients:
+        """Return the gradients by which the rows of `weight` are to be updated."""
+        ...
+
+    def gathered(self) -> ItemTable:
+        """Return the whole table."""
+        ...
+
+
 class ItemTable:
-    """`weight` [num_items, dim], drawn from a truncated normal of standard deviation 0.02."""
+    """`weight` [num_items, dim], drawn from a normal distribution of standard deviation 0.02."""
 
     def __init__(self, num_items: int, dim: int, *, device: torch.device | str = "cpu") -> None:
         self.weight = torch.empty(num_items, dim, device=device)
@@ -39,14 +81,20 @@ class ItemTable:
     def num_items(self) -> int:
         return self.weight.shape[0]
 
-    def reset_parameters(self, generator: torch.Generator) -> None:
-        """Draw all rows anew, block by block, so that a large table needs no second copy of itself."""
-        with torch.no_grad():
-            for rows in self.weight.split(_ROWS_AT_ONCE):
-                rows.copy_(nn.init.trunc_normal_(torch.empty(rows.shape), std=0.02, generator=generator))
+    @property
+    def dim(self) -> int:
+        return self.weight.shape[1]
+
+    def reset_parameters(self, seed: int) -> None:
+        """Draw all rows anew, as a function of (seed, row)."""
+        draw_rows(self.weight, torch.arange(self.num_items), seed)
+
+    def assign_first(self, values: Tensor) -> None:
+        """Set rows 0 to n - 1 to `values` [n, dim]."""
+        self.weight[: values.shape[0]].copy_(values)
 
     def fetch(self, ids: Tensor | Sequence[Tensor]) -> WorkingSet:
-        """Return the working set of `ids`, int64 or int32, one tensor or several, duplicates allowed.
+        """Return the working set of `ids`, int64 or int32, one tensor or several, duplicates allowed; its `ids` rise.
 
         Raises:
             ValueError: an id outside the table.
@@ -54,3 +102,25 @@ class ItemTable:
         distinct, index = unique_rows(ids, self.num_items)
         rows = self.weight.index_select(0, distinct).requires_grad_()
         return WorkingSet(distinct, index, rows)
+
+    def row_gradients(self, working_set: WorkingSet) -> RowGradients:
+        """Return the gradients that the backward left, without a copy."""
+        assert working_set.rows.grad is not None, "no backward has been run"
+        return RowGradients(working_set.ids, working_set.rows.grad)
+
+    def gathered(self) -> ItemTable:
+        return self
+
+
+def draw_rows(weight: Tensor, rows: Tensor, seed: int) -> None:
+    """Draw `weight` [n, d], the rows `rows` [n] of a table, from N(0, 0.02²).
+
+    A value depends on (seed, row, column) alone, so every sharding of a table has the same values, and rows appended to
+    it leave the others as they are. Small blocks stay in the cache, and a large table needs no second copy of itself.
+    """
+    with torch.no_grad():
+        for block, names in zip(weight.split(_ROWS_AT_ONCE), rows.cpu().split(_ROWS_AT_ONCE), strict=True):
+            levels = random_integers(names, seed, weight.shape[1], _LEVELS)
+            # The middles of 2**24 equal steps of (-1, 1), exact in fp32; the normals of -1 and 1 would be infinite.
+            uniform = levels.to(torch.float32).mul_(2.0 / _LEVELS).add_(1.0 / _LEVELS - 1.0)
+            block.copy_(uniform.erfinv_().mul_(_STD * 2.0**0.5))

@@ -1,6 +1,7 @@
 """Tensors to a folder and back, through PyTorch's distributed checkpoint (DCP).
 
-DCP's format does not depend on how many processes wrote it, so a checkpoint outlives the size of the job.
+DCP's format does not depend on how many processes wrote it, so a checkpoint outlives the size of the job. Tables of
+many ranks come as DTensors (`ShardedTable.for_checkpoint`); plain tensors are the same on all ranks and written once.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.state_dict_loader import load
@@ -22,7 +24,7 @@ _PROBE_BYTES = 1 << 20
 
 
 def save_tensors(state: dict[str, Any], folder: Path) -> None:
-    """Write nested dicts of tensors into the new folder `folder`, flushed to disk.
+    """Write nested dicts of tensors into the new folder `folder`, flushed to disk; with many ranks, all call it.
 
     Raises:
         OSError: the disk is full or not writable.
@@ -30,7 +32,7 @@ def save_tensors(state: dict[str, Any], folder: Path) -> None:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*torch.distributed is disabled.*")
-            save(state, storage_writer=FileSystemWriter(folder, overwrite=False), no_dist=True)
+            save(state, storage_writer=FileSystemWriter(folder, overwrite=False), no_dist=not _many())
     except CheckpointException as error:
         raise _os_error(error, folder) from error
 
@@ -51,6 +53,10 @@ def load_tensors(state: dict[str, Any], folder: Path) -> None:
             f"cannot read the checkpoint {folder}: {reason}. It is damaged or belongs to another model; "
             "remove the folder to fall back to an earlier one"
         ) from error
+
+
+def _many() -> bool:
+    return dist.is_initialized() and dist.get_world_size() > 1
 
 
 def _os_error(error: CheckpointException, folder: Path) -> OSError:

@@ -73,7 +73,7 @@ class StepTimer:
         self.model.reset_parameters(generator)
         self.model.to(device)
         self.table = ItemTable(num_items, config.model.dim, device=device)
-        self.table.reset_parameters(generator)
+        self.table.reset_parameters(0)
         self.sampler = make_sampler(config.loss, num_items, 0)
 
     def batch(self, lengths: Int64Array) -> Batch:

@@ -3,6 +3,9 @@
 A checkpoint is `checkpoints/step-N/`: DCP files with the tensors and `progress.json`. It is written aside and renamed,
 so a folder of that name is always whole, and it is never overwritten: a second save at the same step has the same
 tensors and replaces only its progress. `best.json` names the best step so far, which is never removed.
+
+With many ranks all of them call the methods of `Checkpoints` together: every rank writes and reads its part of the
+tensors, and rank 0 alone does the rest. The folder must be the same on all of them.
 """
 
 from __future__ import annotations
@@ -14,14 +17,13 @@ import shutil
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
-
 from turbogr.config import Config, load_config
 from turbogr.errors import UserError
 from turbogr.files import replace_text
 from turbogr.layers.item_table import ItemTable
 from turbogr.models import RetrievalModel
 from turbogr.parallel.checkpoint import load_tensors, save_tensors
+from turbogr.parallel.world import World
 from turbogr.train.progress import Progress
 
 _STEP = re.compile(r"step-(\d+)")
@@ -30,8 +32,8 @@ _STEP = re.compile(r"step-(\d+)")
 class Checkpoints:
     """The checkpoints of one run."""
 
-    def __init__(self, run: Path, keep: int = 2) -> None:
-        self.folder, self.keep = run / "checkpoints", keep
+    def __init__(self, run: Path, keep: int = 2, world: World | None = None) -> None:
+        self.folder, self.keep, self.world = run / "checkpoints", keep, world or World()
 
     def steps(self) -> list[int]:
         """Steps that have a checkpoint, rising."""
@@ -49,27 +51,43 @@ class Checkpoints:
         Raises:
             OSError: the disk is full or not writable; earlier checkpoints are untouched.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
         final = self.path(progress.step)
-        if final.exists():
-            replace_text(final / "progress.json", progress.to_json())
-        else:
-            aside = self.folder / f".{final.name}.part"
-            shutil.rmtree(aside, ignore_errors=True)
-            try:
-                save_tensors(state, aside)
+        aside = self.folder / f".{final.name}.part"
+
+        def prepare() -> None:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            if final.exists():
+                replace_text(final / "progress.json", progress.to_json())
+            else:
+                shutil.rmtree(aside, ignore_errors=True)
+
+        def publish() -> None:
+            if not final.exists():
                 replace_text(aside / "progress.json", progress.to_json())
                 os.rename(aside, final)
                 _sync_folder(self.folder)
-            except BaseException:
+            self.note_best(progress)
+            self._remove_old(progress)
+
+        self.world.on_first(prepare)
+        try:
+            if not self._first_says(final.exists()):
+                save_tensors(state, aside)
+            self.world.on_first(publish)
+        except BaseException:
+            if self.world.is_first:
                 shutil.rmtree(aside, ignore_errors=True)
-                raise
-        self.note_best(progress)
-        self._remove_old(progress)
+            raise
+
+    def _first_says(self, value: Any) -> Any:
+        """What rank 0 sees: a shared file system may show others an older state."""
+        return self.world.gather_objects(value)[0]
 
     def newest(self) -> int | None:
+        """Step of the newest checkpoint, None without one."""
         steps = self.steps()
-        return steps[-1] if steps else None
+        newest: int | None = self._first_says(steps[-1] if steps else None)
+        return newest
 
     def best(self) -> int | None:
         """Step of the best checkpoint, None before the first evaluation."""
@@ -94,7 +112,9 @@ class Checkpoints:
         return progress
 
     def note_best(self, progress: Progress) -> None:
-        """Write best.json as `progress` knows it; without a best step there is none."""
+        """Write best.json as `progress` knows it, on rank 0; without a best step there is none."""
+        if not self.world.is_first:
+            return
         if progress.best_step is None:
             (self.folder / "best.json").unlink(missing_ok=True)
             return
@@ -110,7 +130,7 @@ class Checkpoints:
 
     def sweep(self) -> None:
         """Remove what an interrupted save or removal left behind."""
-        if self.folder.is_dir():
+        if self.world.is_first and self.folder.is_dir():
             for entry in self.folder.iterdir():
                 if entry.name.startswith(".step-"):
                     shutil.rmtree(entry, ignore_errors=True)
@@ -166,13 +186,3 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def tensor_state(model: torch.nn.Module, table: ItemTable, dense: Any, rows: Any) -> dict[str, Any]:
-    """Return every tensor of a training run, as checkpoints name them."""
-    return {
-        "model": dict(model.named_parameters()),
-        "table": {"weight": table.weight},
-        "dense_optimizer": dense.state(),
-        "row_optimizer": rows.state(),
-    }

@@ -8,9 +8,11 @@ import fcntl
 import json
 import os
 import shlex
+import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +26,30 @@ from turbogr.data.store import Store
 from turbogr.errors import UserError
 from turbogr.evaluate.evaluator import Interrupted
 from turbogr.files import replace_text
+from turbogr.parallel.agreement import check_same_start
+from turbogr.parallel.mesh import Mesh, MeshSize, choose_mesh
+from turbogr.parallel.world import World, is_restarted, joined
 from turbogr.train.checkpoint import read_run_record
-from turbogr.train.stopping import StopRequest
+from turbogr.train.stopping import AgreedStop
 from turbogr.train.summary import SUMMARY, summary_is_current, write_summary
 from turbogr.train.trainer import Trainer, TrainResult, choose_device
 from turbogr.train.warm_start import WarmStart
 
-_MAY_CHANGE = ("train", "evaluate", "optimizer")
+_MAY_CHANGE = ("train", "evaluate", "optimizer", "parallel")
 _FIXED = ("train.seed", "optimizer.table")
+
+
+@dataclass
+class _Start:
+    """What a run begins with, before anything is written."""
+
+    config: Config
+    store: Store
+    run: Path
+    exists: bool
+    warm_start: WarmStart | None
+    record: dict[str, Any]
+    changes: list[str]
 
 
 def train(
@@ -46,12 +64,46 @@ def train(
     """Train a recipe on the prepared store `data` into the run folder `out`.
 
     With `resume`, an existing run continues from its newest checkpoint with the same model and data; how long, how
-    fast and how it is evaluated may change. A folder that does not exist yet is started. `init_from` is a run whose
-    parameters and item vectors a new run starts from; `data` must extend what that run was trained on.
+    fast, on how many ranks and how it is evaluated may change. A folder that does not exist yet is started. `init_from`
+    is a run whose parameters and item vectors a new run starts from; `data` must extend what that run was trained on.
+
+    A process that torchrun has started trains together with the other ranks; `data` and `out` must be the same folders
+    for all of them. Rank 0 prints and writes.
 
     Raises:
         UserError: a bad recipe, store or folder; NonFiniteError when training diverges.
     """
+    with joined() as world, world.telling_once():
+        resume = resume or is_restarted()
+        start = world.together(lambda: _prepare(recipe, data, out, overrides, resume, init_from))
+        check_same_start(world, {**_flat(start.config), "the data (content hash)": start.store.manifest.content_hash})
+        trainer, environment = _build(start, world)
+        if start.warm_start is not None:
+            start.warm_start.apply(trainer.model, trainer.table)
+        start.record["model"] = {
+            "name": start.config.model.name,
+            "num_dense_parameters": trainer.model.num_parameters(),
+            "num_table_parameters": trainer.table.num_items * trainer.table.dim,
+        }
+        with _folder(start, environment, world) as keep_status:
+            if start.exists:
+                trainer.resume()
+            if world.is_first:
+                _say_what_starts(trainer, start.changes, environment["ranks"]["why"])
+            result = _train_and_summarise(trainer)
+            keep_status(result.status)
+    return result
+
+
+def _prepare(
+    recipe: str | Path | Config,
+    data: str | Path,
+    out: str | Path,
+    overrides: Sequence[str],
+    resume: bool,
+    init_from: str | Path | None,
+) -> _Start:
+    """Read and check all that a run begins with; nothing is written."""
     config = recipe if isinstance(recipe, Config) else load_config(recipe, overrides)
     store, run = Store.open(data), Path(out)
     exists = _holds_a_run(run)
@@ -59,53 +111,98 @@ def train(
         raise UserError(f"{run} already exists; choose another --out, continue it with --resume, or remove it")
     warm_start = None if init_from is None else WarmStart(init_from, store)
     config = resolve_against(config if warm_start is None else warm_start.fill(config), store)
-    record = _resumed_record(run, config, store) if exists else _new_record(config, store, recipe)
+    changes: list[str] = []
+    record = _resumed_record(run, config, store, changes) if exists else _new_record(config, store, recipe)
     record.setdefault("init_from", None if init_from is None else str(Path(init_from).resolve()))
+    return _Start(config, store, run, exists, warm_start, record, changes)
 
+
+def _build(start: _Start, world: World) -> tuple[Trainer, dict[str, Any]]:
+    """Set this process up and make the trainer; return it with the content of environment.json."""
+    config = start.config
     if config.train.threads is not None:
         torch.set_num_threads(config.train.threads)
     ops.set_backend(config.train.backend)
     ops.keep_freed_memory()
-    device = choose_device(config.train.device)
+    device = choose_device(config.train.device, world.local_rank if world.size > 1 else None)
+    mesh_size = _mesh_size(config, start.store, world, device)
+    mesh = Mesh.build(world, mesh_size, device.type)
     peak = machine.gemm_peak(torch.float32) if device.type == "cpu" else None
-    trainer = Trainer(config, store, run, device=device, gemm_peak=peak)
-    if warm_start is not None:
-        warm_start.apply(trainer.model, trainer.table)
+    peaks = world.gather_objects(peak)
+    total_peak = None if peak is None else sum(filter(None, peaks))
+    trainer = Trainer(config, start.store, start.run, device=device, gemm_peak=total_peak, mesh=mesh)
     environment = {
         "versions": machine.versions(),
-        "machine": {**machine.machine_facts(), "device": str(device), "gemm_peak_flops": peak},
+        "machine": {**machine.machine_facts(), "device": str(device), "gemm_peak_flops": total_peak},
         "backends": {service.operator: service.backend for service in ops.services(device)},
+        "ranks": {
+            "size": world.size,
+            "per_machine": world.local_size,
+            "groups": mesh.groups,
+            "members": mesh.members,
+            "why": mesh_size.reason,
+            "wire": config.parallel.wire,
+        },
     }
-    record["model"] = {
-        "name": config.model.name,
-        "num_dense_parameters": trainer.model.num_parameters(),
-        "num_table_parameters": trainer.table.weight.numel(),
-    }
-    run.mkdir(parents=True, exist_ok=True)
-    with _alone_in(run):
-        _write_record(run, record, status="running")
-        replace_text(run / "config.yaml", dump_config(config))
-        replace_text(run / "environment.json", json.dumps(environment, indent=2) + "\n")
+    return trainer, environment
+
+
+def _mesh_size(config: Config, store: Store, world: World, device: torch.device) -> MeshSize:
+    assert config.model.dim is not None
+    tensors = {"adam": 3, "adagrad": 2}[config.optimizer.table]
+    memory = machine.memory_bytes() // world.local_size if device.type == "cpu" else 0
+    return choose_mesh(
+        world.size,
+        world.local_size,
+        groups=config.parallel.groups if world.size > 1 else None,
+        members=config.parallel.members if world.size > 1 else None,
+        table_bytes=4 * tensors * store.num_items * config.model.dim,
+        rank_memory=min(world.gather_objects(memory)),
+    )
+
+
+@contextmanager
+def _folder(start: _Start, environment: dict[str, Any], world: World) -> Iterator[Callable[[str], None]]:
+    """Set the run folder up and hold it, on rank 0; yield what takes the status that the run ends with."""
+    run, record = start.run, start.record
+    statuses = ["failed"]
+    if not world.is_first:
+        world.on_first(_nothing)
+        yield statuses.append
+        return
+    with ExitStack() as held:
+
+        def set_up() -> None:
+            run.mkdir(parents=True, exist_ok=True)
+            held.enter_context(_alone_in(run))
+            _write_record(run, record, status="running")
+            replace_text(run / "config.yaml", dump_config(start.config))
+            replace_text(run / "environment.json", json.dumps(environment, indent=2) + "\n")
+
+        world.on_first(set_up)
         try:
-            if exists:
-                trainer.resume()
-            _say_what_starts(trainer)
-            result = _train_and_summarise(trainer)
-        except BaseException:
-            _write_record(run, record, status="failed")
-            raise
-        _write_record(run, record, status=result.status)
-    return result
+            yield statuses.append
+        finally:
+            _write_record(run, record, status=statuses[-1])
+
+
+def _nothing() -> None:
+    """What a rank does while rank 0 works."""
 
 
 def _train_and_summarise(trainer: Trainer) -> TrainResult:
     """Train, and write the summary of a run that came to its end unless that of the same state is there already."""
-    if not summary_is_current(trainer.run, trainer.config, trainer.progress):
+    world = trainer.world
+
+    def is_current() -> bool:
+        return world.gather_objects(summary_is_current(trainer.run, trainer.config, trainer.progress))[0]
+
+    if not is_current() and world.is_first:
         (trainer.run / SUMMARY).unlink(missing_ok=True)
     result = trainer.fit()
-    if result.status == "interrupted" or summary_is_current(trainer.run, trainer.config, trainer.progress):
+    if result.status == "interrupted" or is_current():
         return result
-    with StopRequest() as stop:
+    with AgreedStop(world) as stop:
         try:
             write_summary(
                 trainer.run,
@@ -115,10 +212,11 @@ def _train_and_summarise(trainer: Trainer) -> TrainResult:
                 trainer.progress,
                 status=result.status,
                 gemm_peak=trainer.gemm_peak,
-                should_stop=lambda: bool(stop),
+                should_stop=stop.is_near,
+                world=world,
             )
         except Interrupted:
-            return dataclasses.replace(result, status="interrupted", signal=stop.signal)
+            return dataclasses.replace(result, status="interrupted", signal=stop.wish or int(signal.SIGTERM))
     return result
 
 
@@ -186,8 +284,11 @@ def _is_command_line() -> bool:
     return program.stem == "turbogr" or (program.name == "__main__.py" and program.parent.name == "turbogr")
 
 
-def _resumed_record(run: Path, config: Config, store: Store) -> dict[str, Any]:
-    """Return the record of a run that may be continued with this config and store, else raise UserError."""
+def _resumed_record(run: Path, config: Config, store: Store, changes: list[str]) -> dict[str, Any]:
+    """Return the record of a run that may be continued with this config and store, else raise UserError.
+
+    What has changed and may is added to `changes`, a line each.
+    """
     record = read_run_record(run)
     if record["data"]["content_hash"] != store.manifest.content_hash:
         raise UserError(
@@ -203,8 +304,7 @@ def _resumed_record(run: Path, config: Config, store: Store) -> dict[str, Any]:
             f"{run} was started with {key}={before.get(key)}, not {after[key]}; it cannot be resumed with another "
             "model, loss or data. Give the same value, or start a new run"
         )
-    for key in changed:
-        print(f"resuming with {key}={after[key]} (was {before.get(key)})", file=sys.stderr)
+    changes += [f"resuming with {key}={after[key]} (was {before.get(key)})" for key in changed]
     return {**record, "data": {**record["data"], "path": str(store.path.resolve())}}
 
 
@@ -213,14 +313,18 @@ def _flat(config: Config) -> dict[str, Any]:
     return {f"{section}.{key}": value for section, values in sections.items() for key, value in values.items()}
 
 
-def _say_what_starts(trainer: Trainer) -> None:
+def _say_what_starts(trainer: Trainer, changes: list[str], why_mesh: str) -> None:
     loader, store, model = trainer.loader, trainer.store, trainer.config.model
     lines = [
+        *changes,
         f"{model.name}: {model.num_blocks} blocks of width {model.dim}, up to {model.max_len} events; "
-        f"{trainer.model.num_parameters():,} dense parameters, {trainer.table.weight.numel():,} in the item table",
+        f"{trainer.model.num_parameters():,} dense parameters, "
+        f"{store.num_items * trainer.model.dim:,} in the item table",
         f"{loader.num_sequences:,} sequences, {loader.num_tokens:,} tokens an epoch, "
         f"{loader.num_batches(0):,} batches; {store.num_items:,} items; split {trainer.split.rule}",
     ]
+    if trainer.world.size > 1:
+        lines.append(f"{trainer.world.size} ranks, {trainer.mesh} (groups × members): {why_mesh}")
     if loader.num_events_cut:
         share = loader.num_events_cut / (loader.num_events_cut + loader.num_tokens)
         lines.append(

@@ -7,6 +7,8 @@ import threading
 from types import FrameType, TracebackType
 from typing import Any
 
+from turbogr.parallel.world import World
+
 
 class StopRequest:
     """Inside `with`, the first signal sets `signal`; a second one ends the process the usual way.
@@ -40,3 +42,54 @@ class StopRequest:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
         self._previous.clear()
+
+
+class AgreedStop:
+    """A StopRequest that is true on all ranks or on none: `signal` changes only where ranks have talked.
+
+    `wish` is what this rank would stop for; a step carries it to the others (`agree`). Long work between steps looks at
+    `is_near`, which also hears of other ranks' signals, and afterwards `settle` brings all ranks to one view. With one
+    rank a signal counts at once.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world, self._own = world, StopRequest()
+        self._agreed: signal.Signals | None = None
+        self._told_by_others, self._told = world.stop_watch(), False
+
+    def __bool__(self) -> bool:
+        return self.signal is not None
+
+    @property
+    def signal(self) -> signal.Signals | None:
+        return self._own.signal if self._world.size == 1 else self._agreed
+
+    @property
+    def wish(self) -> int:
+        """Number of the signal that this rank has got, 0 for none."""
+        return int(self._own.signal or 0)
+
+    def agree(self, wish: int) -> None:
+        """Take the wish that all ranks have agreed on, 0 for none."""
+        if wish:
+            self._agreed = signal.Signals(wish)
+
+    def settle(self) -> None:
+        """Agree on the wish of any rank; all ranks call it together."""
+        self.agree(max(self._world.gather_objects(self.wish)))
+
+    def is_near(self) -> bool:
+        """Whether this rank or another one has got a signal."""
+        if self._own and not self._told:
+            self._told = True
+            self._world.tell_stop()
+        return bool(self._own) or self._told_by_others()
+
+    def __enter__(self) -> AgreedStop:
+        self._own.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._own.__exit__(kind, value, traceback)

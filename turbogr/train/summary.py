@@ -16,6 +16,7 @@ from turbogr.data.store import Store
 from turbogr.evaluate.evaluator import baseline_metrics, evaluate
 from turbogr.files import replace_text
 from turbogr.models.encoder import TableEncoder
+from turbogr.parallel.world import World
 from turbogr.train.checkpoint import load_for_inference
 from turbogr.train.progress import Progress
 
@@ -32,8 +33,12 @@ def write_summary(
     status: str,
     gemm_peak: float | None,
     should_stop: Callable[[], bool],
-) -> dict[str, Any]:
+    world: World | None = None,
+) -> None:
     """Measure the best checkpoint of a run on the test items, beside the baselines, and write summary.json.
+
+    With a `world` of many ranks all call it together; rank 0 measures the baselines and writes, and `peak_memory_bytes`
+    is that of all ranks together.
 
     Throughput and utilisation are means over all training steps, without evaluations and checkpoints; `wall_seconds`
     has all. MFU is None where no peak was measured. Cut-offs 10, 50 and 200 are always measured.
@@ -41,7 +46,8 @@ def write_summary(
     Raises:
         Interrupted: `should_stop` returned True; nothing is written.
     """
-    model, table, _, info = load_for_inference(run)
+    world = world or World()
+    model, table, _, info = world.together(lambda: load_for_inference(run))
     assert config.model.max_len is not None
     options: dict[str, Any] = {"ks": _cut_offs(config), "filter_seen": config.evaluate.filter_seen}
     started = time.perf_counter()
@@ -54,8 +60,12 @@ def write_summary(
         max_len=config.model.max_len,
         batch_size=config.evaluate.batch_size,
         should_stop=should_stop,
+        world=world,
         **options,
     )
+    peak_memory = sum(world.gather_objects(peak_memory_bytes()))
+    if not world.is_first:
+        return
     baselines = baseline_metrics(store, split, part, should_stop=should_stop, **options)
     seconds = max(progress.seconds, 1e-9)
     summary = {
@@ -72,12 +82,11 @@ def write_summary(
         "tokens_per_second": progress.tokens / seconds,
         "mfu_strict": None if gemm_peak is None else progress.strict_flops / seconds / gemm_peak,
         "mfu_nominal": None if gemm_peak is None else progress.nominal_flops / seconds / gemm_peak,
-        "peak_memory_bytes": peak_memory_bytes(),
+        "peak_memory_bytes": peak_memory,
         "wall_seconds": progress.wall_seconds + time.perf_counter() - started,
         "state": _state(config, progress),
     }
     replace_text(run / SUMMARY, json.dumps(summary, indent=2) + "\n")
-    return summary
 
 
 def summary_is_current(run: Path, config: Config, progress: Progress) -> bool:

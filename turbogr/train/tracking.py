@@ -19,6 +19,28 @@ class _Writer(Protocol):
     def close(self) -> None: ...
 
 
+class SilentTracker:
+    """The tracker of a rank that neither writes nor shows; `record` returns 0."""
+
+    def record(self, kind: str, step: int, values: dict[str, Any]) -> int:
+        return 0
+
+    def sync(self) -> None: ...
+
+    def advance(self) -> None: ...
+
+    def show(self, **values: str) -> None: ...
+
+    def say(self, line: str) -> None: ...
+
+    def __enter__(self) -> SilentTracker:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None: ...
+
+
 class Tracker:
     """Appends records to metrics.jsonl from byte `metrics_bytes` on; what a killed run wrote after that is dropped."""
 

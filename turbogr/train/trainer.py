@@ -1,8 +1,9 @@
-"""The training loop, for one run on one device.
+"""The training loop of one run, on one rank or many.
 
-A step: draw negatives, fetch the rows that the batch needs, loss, gradients, a look whether all is finite, update.
+A step: fetch the rows that the batch needs, loss, gradients, a look whether all is finite, update (`step.py`).
 Everything that a step does is a function of (config, data, step): a run that is interrupted anywhere and resumed ends
-with the same weights as one that was not.
+with the same weights as one that was not. With many ranks each runs this same loop on its part of every batch; all
+decisions rest on values that are equal on all of them.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
 
 from turbogr.config import Config
 from turbogr.data.batching import Batch
@@ -25,22 +25,20 @@ from turbogr.data.store import Store
 from turbogr.errors import UserError
 from turbogr.evaluate.evaluator import Interrupted, evaluate
 from turbogr.files import replace_text
-from turbogr.layers.item_table import ItemTable
-from turbogr.models import RetrievalModel
 from turbogr.models.encoder import TableEncoder
 from turbogr.models.flops import nominal_flops, strict_flops
-from turbogr.negatives import make_sampler
-from turbogr.random import derive_seed
-from turbogr.train.checkpoint import Checkpoints, tensor_state
-from turbogr.train.optimizers import DenseAdamW, lr_factor, make_row_optimizer
+from turbogr.parallel.mesh import Mesh
+from turbogr.parallel.world import World
+from turbogr.train.checkpoint import Checkpoints
+from turbogr.train.optimizers import lr_factor
 from turbogr.train.profile import Profiler
 from turbogr.train.progress import Progress, Window
-from turbogr.train.stopping import StopRequest
-from turbogr.train.tracking import Tracker
+from turbogr.train.step import Measured, Stepper
+from turbogr.train.stopping import AgreedStop
+from turbogr.train.tracking import SilentTracker, Tracker
 
 Status = Literal["finished", "stopped early", "interrupted"]
 
-_DROPOUT_SITE = 0xD0
 _PROFILED_STEPS = range(10, 15)
 
 
@@ -61,13 +59,25 @@ class TrainResult:
 
 
 class Trainer:
-    """One run: the model, its data, its optimisers and how far it has come. The config must be resolved."""
+    """One run: the model, its data, its optimisers and how far it has come. The config must be resolved.
+
+    `gemm_peak` is that of all ranks of the `mesh` together.
+    """
 
     def __init__(
-        self, config: Config, store: Store, run: Path, *, device: torch.device, gemm_peak: float | None
+        self,
+        config: Config,
+        store: Store,
+        run: Path,
+        *,
+        device: torch.device,
+        gemm_peak: float | None,
+        mesh: Mesh | None = None,
     ) -> None:
         assert config.model.dim is not None and config.model.max_len is not None, "resolve the config first"
         self.config, self.store, self.run, self.device, self.gemm_peak = config, store, run, device, gemm_peak
+        self.mesh = mesh or Mesh(World())
+        self.world = self.mesh.world
         self.split = Split.of(store, config.data.split)
         self.loader = Loader(
             store,
@@ -77,22 +87,18 @@ class Trainer:
             batch_tokens=config.data.batch_tokens,
             window=config.data.window,
             seed=config.train.seed,
+            rank=self.world.rank,
+            num_ranks=self.world.size,
         )
         if not self.loader.num_sequences:
             raise UserError(
                 f"{store.path} has no user with two or more training events under the split '{self.split.rule}'; "
                 "use a log with longer histories or another split"
             )
-        generator = torch.Generator().manual_seed(derive_seed(config.train.seed, 0))
-        self.model = RetrievalModel(config.model)
-        self.model.reset_parameters(generator)
-        self.model.to(device)
-        self.table = ItemTable(store.num_items, config.model.dim, device=device)
-        self.table.reset_parameters(generator)
-        self.sampler = make_sampler(config.loss, store.num_items, config.train.seed)
-        self.dense = DenseAdamW(self.model, config.optimizer)
-        self.rows = make_row_optimizer(self.table.weight, config.optimizer)
-        self.checkpoints = Checkpoints(run, config.train.keep_checkpoints)
+        self.stepper = Stepper(config, store.num_items, device=device, mesh=self.mesh)
+        self.model, self.table = self.stepper.model, self.stepper.table
+        self.checkpoints = Checkpoints(run, config.train.keep_checkpoints, self.world)
+        self.stop = AgreedStop(self.world)
         self.progress = Progress()
         self._profiler = Profiler()
         self.num_steps = self._count_steps()
@@ -104,14 +110,16 @@ class Trainer:
 
     def state(self) -> dict[str, Any]:
         """Every tensor that a checkpoint holds."""
-        return tensor_state(self.model, self.table, self.dense, self.rows)
+        return self.stepper.state()
 
     def resume(self) -> None:
         """Go back to the newest checkpoint; without one, start from the beginning."""
         self.checkpoints.sweep()
         step = self.checkpoints.newest()
         if step is not None:
-            self.progress = self.checkpoints.restore(self.state(), step)
+            state = self.state()
+            self.progress = self.checkpoints.restore(state, step)
+            self.stepper.adopt(state)
             self.loader.load_state_dict(self.progress.loader)
             if self.progress.selected_by not in (None, self.selected_by):
                 self._forget_best()
@@ -131,11 +139,12 @@ class Trainer:
         """
         config, progress = self.config, self.progress
         self._wall_offset = progress.wall_seconds - time.perf_counter()
-        with StopRequest() as stop, self._tracker() as tracker:
+        self.stop = stop = AgreedStop(self.world)
+        with stop, self._tracker() as tracker:
             try:
-                while (status := self._status(stop)) is None:
+                while (status := self._status()) is None:
                     if self._evaluation_due():
-                        self._evaluate(tracker, stop)
+                        self._evaluate(tracker)
                         self._checkpoint(tracker)
                         continue
                     for batch in self.loader:
@@ -148,6 +157,7 @@ class Trainer:
                         if stop or progress.step == config.train.steps:
                             break
             except Interrupted:
+                stop.settle()
                 status = "interrupted"
             except NonFiniteError:
                 self._checkpoint(tracker)
@@ -156,7 +166,7 @@ class Trainer:
                 self._checkpoint(tracker)
         return TrainResult(self.run, status, progress.step, progress.best_step, progress.best_value, stop.signal)
 
-    def _checkpoint(self, tracker: Tracker) -> None:
+    def _checkpoint(self, tracker: Tracker | SilentTracker) -> None:
         tracker.sync()
         self.progress.wall_seconds = time.perf_counter() + self._wall_offset
         self.checkpoints.save(self.state(), self.progress)
@@ -174,49 +184,38 @@ class Trainer:
         position = self.progress.loader
         return position["epoch"] + position["step"] / self.loader.num_batches(position["epoch"])
 
-    def loss(self, batch: Batch, step: int) -> tuple[Tensor, Any]:
-        """Return the mean loss over the tokens of a batch and the working set whose rows it depends on."""
-        negatives = self.sampler.draw(batch.events, step)
-        working_set = self.table.fetch(self.model.ids(batch, negatives))
-        losses = self.model.loss(
-            working_set.rows,
-            working_set.index,
-            batch,
-            temperature=self.config.loss.temperature,
-            seed=derive_seed(self.config.train.seed, _DROPOUT_SITE, step),
-        )
-        return losses.mean(), working_set
-
     def step(self, batch: Batch) -> None:
-        """Train on one batch, which must be on the trainer's device."""
+        """Train on one batch, which must be on the trainer's device; with many ranks, on all their parts of it."""
         started = time.perf_counter()
-        progress, optimizer = self.progress, self.config.optimizer
-        loss, working_set = self.loss(batch, progress.step)
-        loss.backward()  # type: ignore[no-untyped-call]
-        gradients = [p.grad for p in self.model.parameters() if p.grad is not None] + [working_set.rows.grad]
-        norm = torch.nn.utils.get_total_norm(gradients)
-        loss_value, norm_value = torch.stack([loss.detach(), norm]).tolist()
-        if not (abs(loss_value) < float("inf") and norm_value < float("inf")):
-            raise self._non_finite(batch, loss_value)
-        if optimizer.clip_norm is not None:
-            parameters = [*self.model.parameters(), working_set.rows]
-            torch.nn.utils.clip_grads_with_norm_(parameters, optimizer.clip_norm, norm)
+        progress, optimizer, stepper = self.progress, self.config.optimizer, self.stepper
+        working_set = stepper.fetch(batch, progress.step)
+        loss = stepper.compute(batch, working_set, progress.step)
+        rows = stepper.reduce(working_set)
+        measured = stepper.measure(loss, rows, self.stop.wish)
+        self.stop.agree(measured.signal)
+        if not (abs(measured.loss) < float("inf") and measured.grad_norm < float("inf")):
+            raise self._non_finite(batch, measured)
         factor = lr_factor(progress.step, self.num_steps, optimizer)
-        self.dense.step(optimizer.lr * factor)
-        self.rows.step(working_set.ids, working_set.rows.grad, (optimizer.table_lr or optimizer.lr) * factor)
-
+        stepper.update(rows, measured.grad_norm, factor)
         progress.step += 1
-        progress.tokens += batch.num_tokens
+        if self.config.parallel.check_every and progress.step % self.config.parallel.check_every == 0:
+            stepper.check_replicas(rows, progress.step)
         progress.loader = self.loader.state_dict()
-        window = progress.window
+        progress.window.lr = optimizer.lr * factor
+        self._count(batch, measured, started)
+
+    def _count(self, batch: Batch, measured: Measured, started: float) -> None:
+        """Add a step that began at `started` to the totals of the run and of the window."""
+        progress, window, lengths = self.progress, self.progress.window, batch.lengths_of_step
+        num_tokens, num_sequences = int(lengths.sum()), lengths.numel()
+        progress.tokens += num_tokens
         window.steps += 1
-        window.loss_sum += loss_value * batch.num_tokens
-        window.tokens += batch.num_tokens
-        window.sequences += batch.num_sequences
-        window.grad_norm = norm_value
-        window.lr = optimizer.lr * factor
-        strict = strict_flops(self.config.model, batch.items.lengths, self.config.loss.num_negatives)
-        nominal = nominal_flops(self.config.model, batch.num_sequences)
+        window.loss_sum += measured.loss * num_tokens
+        window.tokens += num_tokens
+        window.sequences += num_sequences
+        window.grad_norm = measured.grad_norm
+        strict = strict_flops(self.config.model, lengths, self.config.loss.num_negatives)
+        nominal = nominal_flops(self.config.model, num_sequences)
         seconds = time.perf_counter() - started
         for totals in (window, progress):
             totals.strict_flops += strict
@@ -225,18 +224,19 @@ class Trainer:
         progress.epochs = self.epoch()
 
     def _step_and_profile(self, batch: Batch) -> None:
-        """Train on one batch; some early steps, when all memory is there, are profiled for the report."""
+        """Train on one batch; some early steps, when all memory is there, are profiled on rank 0 for the report."""
         due = self.progress.step in _PROFILED_STEPS and self.config.train.profile and self.device.type == "cpu"
+        due = due and self.world.is_first
         with self._profiler if due else nullcontext():
             self.step(batch)
         if due:
             profile = {"steps": self._profiler.steps, "milliseconds": self._profiler.milliseconds()}
             replace_text(self.run / "profile.json", json.dumps(profile, indent=2) + "\n")
 
-    def _status(self, stop: StopRequest) -> Status | None:
+    def _status(self) -> Status | None:
         """Return how the run ends if it ends here, else None; a due evaluation comes first."""
         train, progress = self.config.train, self.progress
-        if stop:
+        if self.stop:
             return "interrupted"
         if self._evaluation_due():
             return None
@@ -259,11 +259,11 @@ class Trainer:
         at_epoch = progress.loader["step"] == 0 and progress.loader["epoch"] % (self.config.evaluate.every or 1) == 0
         return ended or at_epoch
 
-    def _evaluate(self, tracker: Tracker, stop: StopRequest) -> None:
+    def _evaluate(self, tracker: Tracker | SilentTracker) -> None:
         config, progress = self.config.evaluate, self.progress
         started = time.perf_counter()
         self._record_training(tracker)
-        encoder = TableEncoder(self.model, self.table)
+        encoder = TableEncoder(self.model, self.table.gathered())
         result = evaluate(
             encoder,
             self.store,
@@ -273,7 +273,8 @@ class Trainer:
             ks=config.ks,
             filter_seen=config.filter_seen,
             batch_size=config.batch_size,
-            should_stop=lambda: bool(stop),
+            should_stop=self.stop.is_near,
+            world=self.world,
         )
         seconds = time.perf_counter() - started
         value = result.metrics[config.metric]
@@ -298,7 +299,7 @@ class Trainer:
         figures = "  ".join(f"{name} {result.metrics[name]:.4f}" for name in shown if name in result.metrics)
         tracker.say(f"epoch {self.epoch():g}  {self.part}  {figures}{'  best so far' if better else ''}")
 
-    def _record_training(self, tracker: Tracker) -> None:
+    def _record_training(self, tracker: Tracker | SilentTracker) -> None:
         progress, window = self.progress, self.progress.window
         if not window.steps:
             return
@@ -322,7 +323,9 @@ class Trainer:
         progress.metrics_bytes = tracker.record("train", progress.step, values)
         progress.window = Window()
 
-    def _tracker(self) -> Tracker:
+    def _tracker(self) -> Tracker | SilentTracker:
+        if not self.world.is_first:
+            return SilentTracker()
         return Tracker(
             self.run,
             metrics_bytes=self.progress.metrics_bytes,
@@ -331,30 +334,38 @@ class Trainer:
             tensorboard=self.config.train.tensorboard,
         )
 
-    def _non_finite(self, batch: Batch, loss: float) -> NonFiniteError:
+    def _non_finite(self, batch: Batch, measured: Measured) -> NonFiniteError:
         users = batch.users.cpu().numpy()
         shown = ", ".join(str(user) for user in self.store.user_ids.decode(users[:5]))
         more = f" and {len(users) - 5} more" if len(users) > 5 else ""
-        what = "the loss" if not abs(loss) < float("inf") else "a gradient"
+        # Of many ranks, the first whose own loss is not finite has the users worth looking at.
+        tellings = self.world.gather_objects((measured.finite, f"{shown}{more}"))
+        _, told = min(tellings, key=lambda telling: telling[0])
+        what = "the loss" if not abs(measured.loss) < float("inf") else "a gradient"
         names = [n for n, p in self.model.named_parameters() if p.grad is not None and not p.grad.isfinite().all()]
         where = f" ({', '.join(names[:3])})" if what == "a gradient" and names else ""
         return NonFiniteError(
-            f"{what}{where} is not finite at step {self.progress.step + 1}; users of the batch: {shown}{more}. "
+            f"{what}{where} is not finite at step {self.progress.step + 1}; users of the batch: {told}. "
             f"No weight was changed, and a checkpoint of step {self.progress.step} is kept. Try a lower "
             "optimizer.lr, optimizer.clip_norm=1, or warm-up, and continue with --resume"
         )
 
 
-def choose_device(name: str) -> torch.device:
+def choose_device(name: str, local_rank: int | None = None) -> torch.device:
     """Return the device that `train.device` names; auto takes the accelerator if there is one.
+
+    Of several ranks on a machine, the one with `local_rank` gets the accelerator of that number.
 
     Raises:
         UserError: a device that this machine or this build of PyTorch does not have.
     """
     if name == "auto":
-        return torch.accelerator.current_accelerator() or torch.device("cpu")
+        name = (torch.accelerator.current_accelerator() or torch.device("cpu")).type
     try:
         device = torch.device(name)
+        if local_rank is not None and device.type != "cpu" and device.index is None:
+            device = torch.device(device.type, local_rank)
+            torch.accelerator.set_device_index(device)
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         reason = str(error).split("\n")[0]

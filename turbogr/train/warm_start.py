@@ -15,7 +15,7 @@ import torch
 from turbogr.config import Config
 from turbogr.data.store import Store
 from turbogr.errors import UserError
-from turbogr.layers.item_table import ItemTable
+from turbogr.layers.item_table import Table
 from turbogr.models import RetrievalModel
 from turbogr.train.checkpoint import load_for_inference
 
@@ -41,7 +41,7 @@ class WarmStart:
         }
         return dataclasses.replace(config, model=dataclasses.replace(config.model, **sizes))
 
-    def apply(self, model: RetrievalModel, table: ItemTable) -> None:
+    def apply(self, model: RetrievalModel, table: Table) -> None:
         """Copy the parameters and the known rows.
 
         Raises:
@@ -49,9 +49,7 @@ class WarmStart:
         """
         ours, theirs = dict(model.named_parameters()), dict(self.model.named_parameters())
         shapes = {name: tuple(tensor.shape) for name, tensor in ours.items()}
-        if shapes != {name: tuple(tensor.shape) for name, tensor in theirs.items()} or (
-            table.weight.shape[1] != self.table.weight.shape[1]
-        ):
+        if shapes != {name: tuple(tensor.shape) for name, tensor in theirs.items()} or (table.dim != self.table.dim):
             raise UserError(
                 f"the model differs from that of {self.run}; leave its sizes out of the recipe to take them over, or "
                 "set the same as in its config.yaml"
@@ -59,7 +57,7 @@ class WarmStart:
         with torch.no_grad():
             for name, parameter in ours.items():
                 parameter.copy_(theirs[name])
-            table.weight[: self.table.num_items].copy_(self.table.weight)
+            table.assign_first(self.table.weight)
 
     def _check_items(self, store: Store, data: dict[str, Any]) -> None:
         num_known = int(data["num_items"])

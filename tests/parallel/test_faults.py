@@ -1,0 +1,121 @@
+"""What goes wrong on one rank ends all of them, soon, with a message that names it; no weight is harmed."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.parallel.ranks import run_ranks
+from tests.parallel.training import make_trainer, train_run
+from tests.train.conftest import write_store
+from turbogr.config import Config
+from turbogr.parallel import agreement
+from turbogr.parallel.agreement import ReplicaError
+from turbogr.parallel.world import RankLost, joined
+from turbogr.train.checkpoint import Checkpoints
+from turbogr.train.step import Stepper
+
+
+def train_differently(config: Config, store: Path, out: Path, what: str, other: Any) -> dict[str, Any]:
+    """`train_run`, with something else on rank 1."""
+    if os.environ["RANK"] == "1":
+        if what == "code":
+            agreement.code_hash = lambda: "another code"
+        elif what == "store":
+            store = other
+        else:
+            config = dataclasses.replace(config, train=dataclasses.replace(config.train, seed=other))
+    return train_run(config, store, out)
+
+
+@pytest.mark.parametrize(
+    ("what", "told"),
+    [
+        ("code", r"rank 1 differs from rank 0 in the code of turbogr: another code, not [0-9a-f]{12}"),
+        ("seed", r"rank 1 differs from rank 0 in train\.seed: 7, not 0"),
+        ("store", r"rank 1 differs from rank 0 in the data \(content hash\)"),
+        ("missing", r"rank 1 of 2 failed: UserError: .*does not exist"),
+    ],
+)
+def test_ranks_that_differ_are_refused(what: str, told: str, config: Config, store_path: Path, tmp_path: Path) -> None:
+    other: Any = 7
+    if what == "store":
+        other = write_store(tmp_path / "other", seed=5).path
+    elif what == "missing":
+        what, other = "store", tmp_path / "nowhere"
+    ends = run_ranks(2, train_differently, config, store_path, tmp_path / "run", what, other)
+    assert ends[0]["error"] == "UserError" and ends[1]["error"] == "ToldElsewhere"
+    assert re.search(told, ends[0]["message"]), ends[0]["message"]
+    assert not (tmp_path / "run").exists()
+
+
+def train_poisoned(config: Config, store: Path, out: Path) -> dict[str, Any]:
+    loss = Stepper.loss
+
+    def poisoned(self: Stepper, batch: Any, working_set: Any, step: int) -> Any:
+        value = loss(self, batch, working_set, step)
+        return value * float("nan") if step == 5 and self.mesh.world.rank == 1 else value
+
+    Stepper.loss = poisoned  # type: ignore[method-assign]
+    return train_run(config, store, out)
+
+
+def test_a_value_that_is_not_finite_on_one_rank_stops_all(config: Config, store_path: Path, tmp_path: Path) -> None:
+    ends = run_ranks(2, train_poisoned, config, store_path, tmp_path / "run")
+    assert ends[0]["error"] == "NonFiniteError" and ends[1]["error"] == "ToldElsewhere"
+    assert "not finite at step 6; users of the batch: 1" in ends[0]["message"]
+    assert Checkpoints(tmp_path / "run").newest() == 5
+    assert train_run(config, store_path, tmp_path / "run", resume=True)["status"] == "finished"
+
+
+def part_copies(config: Config, store: Path, out: Path, what: str) -> str:
+    """Change one bit on rank 1 of two copies and go on training; return what is raised."""
+    config = dataclasses.replace(config, parallel=dataclasses.replace(config.parallel, check_every=2))
+    with joined() as world:
+        trainer = make_trainer(config, store, out, world, groups=2)
+        try:
+            for batch in trainer.loader:
+                if world.rank == 1 and trainer.progress.step == 2:
+                    tensor = trainer.model.position if what == "dense" else trainer.table.weight
+                    with torch.no_grad():
+                        tensor.view(torch.int32)[:, 0] ^= 1
+                trainer.step(batch)
+        except ReplicaError as error:
+            return str(error)
+    return "nothing was noticed"
+
+
+@pytest.mark.parametrize(("what", "named"), [("dense", "dense parameters"), ("table", "item vectors")])
+def test_copies_that_part_stop_the_run(what: str, named: str, config: Config, store_path: Path, tmp_path: Path) -> None:
+    for told in run_ranks(2, part_copies, config, store_path, tmp_path, what):
+        assert f"the {named} of rank 1 differ from those of rank 0 after step 4" in told
+
+
+def leave_early(config: Config, store: Path, out: Path) -> tuple[str, float]:
+    """Rank 1 leaves before step 3; return what the others raise and after how long."""
+    with joined() as world:
+        trainer = make_trainer(config, store, out, world)
+        left = time.monotonic()
+        try:
+            for batch in trainer.loader:
+                if trainer.progress.step == 2:
+                    left = time.monotonic()
+                    if world.rank == 1:
+                        return "left", 0.0
+                trainer.step(batch)
+        except RankLost as error:
+            return str(error), time.monotonic() - left
+    return "", 0.0
+
+
+def test_the_end_of_a_rank_is_noticed_at_once(config: Config, store_path: Path, tmp_path: Path) -> None:
+    for told, seconds in run_ranks(3, leave_early, config, store_path, tmp_path):
+        assert told == "left" or ("lost contact with another rank" in told and "--resume" in told)
+        assert seconds < 20

@@ -1,0 +1,77 @@
+"""A run may change its number of ranks wherever it stopped: same tensors, no sample lost or repeated."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.parallel.ranks import run_ranks
+from tests.parallel.training import load_and_finish_epoch, save_after, train_run
+from turbogr.api import evaluate_run
+from turbogr.config import Config
+from turbogr.train.checkpoint import load_for_inference
+
+
+@pytest.fixture(scope="module")
+def few(store_path: Path) -> Config:
+    from tests.train.conftest import make_config
+
+    config = make_config()
+    return dataclasses.replace(config, data=dataclasses.replace(config.data, batch_size=8))
+
+
+def _on(size: int, function: Any, *args: Any) -> list[Any]:
+    return run_ranks(size, function, *args) if size > 1 else [function(*args)]
+
+
+@pytest.mark.parametrize("saved", [(1, 1), (1, 4), (2, 2)])
+def test_a_checkpoint_of_any_mesh_loads_on_any_other(
+    saved: tuple[int, int], few: Config, store_path: Path, tmp_path: Path
+) -> None:
+    groups, members = saved
+    state = _on(groups * members, save_after, few, store_path, tmp_path, groups, 3)[0]
+    finished = []
+    for loading_groups, loading_members in ((1, 1), (1, 2), (2, 1), (2, 2)):
+        size = loading_groups * loading_members
+        found = _on(size, load_and_finish_epoch, few, store_path, tmp_path, loading_groups)
+        for result in found:
+            assert result["state"].keys() == state.keys()
+            for name, tensor in state.items():
+                assert np.array_equal(result["state"][name], tensor), name
+        finished.append((np.sort(np.concatenate([result["seen"] for result in found])), found[0]))
+    for seen, result in finished:
+        assert np.array_equal(seen, finished[0][0]), "every event of the rest of the epoch comes once"
+        assert result["loss"] == pytest.approx(finished[0][1]["loss"], rel=1e-5)
+        np.testing.assert_allclose(result["dense"], finished[0][1]["dense"], rtol=1e-5, atol=3e-6)
+
+
+def test_a_signal_on_one_rank_stops_all_at_the_same_step_and_one_process_goes_on(
+    few: Config, store_path: Path, tmp_path: Path
+) -> None:
+    straight = train_run(few, store_path, tmp_path / "straight")
+    stopped = run_ranks(2, train_run, few, store_path, tmp_path / "run", 1)
+    assert [(end["status"], end["signal"]) for end in stopped] == [("interrupted", 15)] * 2
+    assert stopped[0]["step"] == stopped[1]["step"] <= 4
+    assert json.loads((tmp_path / "run/run.json").read_text())["status"] == "interrupted"
+    ended = train_run(few, store_path, tmp_path / "run", resume=True)
+    assert ended["status"] == "finished" and ended["step"] == straight["step"]
+    one, many = (load_for_inference(tmp_path / name, "last") for name in ("straight", "run"))
+    np.testing.assert_allclose(many[1].weight.numpy(), one[1].weight.numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_a_run_of_two_ranks_measures_and_serves_as_one_of_one(few: Config, store_path: Path, tmp_path: Path) -> None:
+    one = train_run(few, store_path, tmp_path / "one")
+    two = run_ranks(2, train_run, few, store_path, tmp_path / "two")
+    assert two[0] == two[1] and two[0]["status"] == "finished"
+    assert two[0]["best"] == pytest.approx(one["best"], abs=0.02)
+    records = [json.loads(line) for line in (tmp_path / "two/metrics.jsonl").read_text().splitlines()]
+    assert len(records) == len((tmp_path / "one/metrics.jsonl").read_text().splitlines())
+    summary = json.loads((tmp_path / "two/summary.json").read_text())
+    assert evaluate_run(tmp_path / "two").metrics.items() <= summary["metrics"].items()
+    ranks = json.loads((tmp_path / "two/environment.json").read_text())["ranks"]
+    assert (ranks["size"], ranks["groups"], ranks["members"]) == (2, 1, 2)

@@ -1,0 +1,91 @@
+"""What all ranks must have in common: the same code, config and data at the start, the same weights ever after."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import turbogr
+from turbogr.errors import UserError
+from turbogr.parallel.mesh import Mesh
+from turbogr.parallel.world import World, first_difference
+
+_HASHED_AT_ONCE = 1 << 20
+
+
+class ReplicaError(UserError):
+    """Copies of the same weights have become different."""
+
+
+def check_same_start(world: World, facts: dict[str, Any]) -> None:
+    """Compare `facts` (name to value) over the ranks; all ranks call it together.
+
+    Raises:
+        UserError: a rank differs from rank 0; the message says which and in what.
+    """
+    everyone = world.gather_objects({**facts, "the code of turbogr": code_hash(), "torch": torch.__version__})
+    found = first_difference(everyone)
+    if found is not None:
+        rank, name = found
+        theirs, ours = (_short(everyone[r].get(name)) for r in (rank, 0))
+        raise UserError(
+            f"rank {rank} differs from rank 0 in {name}: {theirs}, not {ours}. Start every rank with the same turbogr, "
+            "recipe, options and data"
+        )
+
+
+@functools.cache
+def code_hash() -> str:
+    """Hash the sources and kernels of the package that is running."""
+    root = Path(turbogr.__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted(p for p in root.rglob("*") if p.suffix in (".py", ".so")):
+        digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def check_replicas(mesh: Mesh, dense: Iterable[Tensor], rows: Tensor, step: int) -> None:
+    """Compare a hash of the dense parameters on all ranks, and of the table's `rows` [R, d] that a step has updated on
+    the ranks that hold the same shard; all ranks call it together.
+
+    Raises:
+        ReplicaError: some differ; the message names the rank.
+    """
+    mine = torch.tensor([hash_bits(dense), hash_bits([rows])], dtype=torch.int64)
+    everyone = mesh.world.gather(mine)
+    for rank, (parameters, shard) in enumerate(everyone.tolist()):
+        if parameters != int(everyone[0, 0]):
+            raise ReplicaError(_parted(rank, 0, "dense parameters", step))
+        twin = rank % mesh.members
+        if shard != int(everyone[twin, 1]):
+            raise ReplicaError(_parted(rank, twin, "item vectors", step))
+
+
+def hash_bits(tensors: Iterable[Tensor]) -> int:
+    """Return a 64-bit number of the bits of fp32 tensors and of where they stand."""
+    total, position = 0, 0
+    for tensor in tensors:
+        for piece in tensor.detach().reshape(-1).split(_HASHED_AT_ONCE):
+            bits = piece.view(torch.int32).to(torch.int64)
+            places = torch.arange(position, position + bits.numel(), device=bits.device)
+            total += int((bits * (2 * places + 1)).sum())
+            position += bits.numel()
+    return (total + 2**63) % 2**64 - 2**63
+
+
+def _parted(rank: int, other: int, what: str, step: int) -> str:
+    return (
+        f"the {what} of rank {rank} differ from those of rank {other} after step {step}: its memory, libraries or "
+        "network do not do what the others' do. Check that machine, and continue from the last checkpoint with --resume"
+    )
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,100 @@
+"""Several ranks on this machine, started and watched by torch's elastic agent, as `torchrun --standalone` does."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from turbogr.errors import UserError
+from turbogr.machine import usable_cores
+from turbogr.parallel.world import is_one_of_many
+
+_SHUTDOWN_SECONDS = 120  # for the checkpoint that an interrupted run writes
+
+
+def check_ranks(ranks: int) -> None:
+    """Check the value of `--ranks`.
+
+    Raises:
+        UserError: not a positive number, or this process is a rank already.
+    """
+    if ranks < 1:
+        raise UserError(f"--ranks is {ranks}; give at least 1")
+    if is_one_of_many():
+        raise UserError("this process is already one of several ranks (WORLD_SIZE is set); leave --ranks out")
+
+
+def launch(arguments: Sequence[str], ranks: int) -> int:
+    """Run `turbogr ARGUMENTS` as `ranks` processes and return its exit status; signals are passed on to all ranks.
+
+    The cores of this machine are divided among the ranks unless OMP_NUM_THREADS is set. When a rank ends with an error
+    the others are stopped.
+
+    Raises:
+        UserError: a rank was killed; the message names it.
+    """
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=ranks,
+        run_id=str(uuid.uuid4()),
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        max_restarts=0,
+    )
+    # The agent's own account of a failure is for its developers; ours follows from the exception.
+    logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    settings = {
+        "OMP_NUM_THREADS": str(max(1, usable_cores() // ranks)),
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(_SHUTDOWN_SECONDS),
+        "TORCH_CPP_LOG_LEVEL": "ERROR",
+    }
+    with _environment(settings):
+        try:
+            elastic_launch(config, sys.executable)("-m", "turbogr", *arguments)
+        except SignalException as stopped:
+            return 128 + int(stopped.sigval)
+        except ChildFailedError as failed:
+            return explain(failed.failures, ranks)
+    return 0
+
+
+def explain(failures: Mapping[int, ProcessFailure], ranks: int) -> int:
+    """Return the exit status of a job whose ranks ended with `failures`.
+
+    Raises:
+        UserError: a rank was killed by a signal that is not the agent's own.
+    """
+    # Ranks that lost contact end with an error too: a rank that was killed comes first, whenever it was noticed.
+    for rank, failure in failures.items():
+        if failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM:
+            name = signal.Signals(-failure.exitcode).name
+            out_of_memory = " (the system does that when memory runs out)" if name == "SIGKILL" else ""
+            raise UserError(
+                f"rank {rank} of {ranks} died with {name}{out_of_memory}, and the other ranks were stopped. The run "
+                "continues from its last checkpoint with --resume"
+            )
+    first = min(failures.values(), key=lambda failure: failure.timestamp)
+    return first.exitcode if first.exitcode > 0 else 128 - first.exitcode
+
+
+@contextmanager
+def _environment(settings: Mapping[str, str]) -> Iterator[None]:
+    """Set variables for the ranks unless the user has; they are this process's again afterwards."""
+    added = {name: value for name, value in settings.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            del os.environ[name]

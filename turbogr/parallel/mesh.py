@@ -1,0 +1,122 @@
+"""The mesh of ranks, M groups × I members, and how its size follows from the topology.
+
+Every group holds one whole item table, sharded over its members; consecutive ranks form a group, so that on machines of
+I ranks each the exchange of rows never leaves a machine. M = 1 is plain model parallelism, I = 1 a replicated table.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from turbogr.errors import UserError
+from turbogr.parallel.world import World, contact
+
+_TABLE_SHARE = 0.5
+
+
+class MeshSize(NamedTuple):
+    """M groups × I members, and why."""
+
+    groups: int
+    members: int
+    reason: str
+
+
+def choose_mesh(
+    size: int,
+    local_size: int,
+    *,
+    groups: int | None = None,
+    members: int | None = None,
+    table_bytes: int = 0,
+    rank_memory: int = 0,
+) -> MeshSize:
+    """Choose the mesh of `size` ranks, `local_size` of them on each machine.
+
+    `groups` and `members` are the user's wishes; what is left open follows. The members of a group are the ranks of one
+    machine, or of as few machines as hold a table of `table_bytes` (weights and optimiser state) in half of their
+    ranks' `rank_memory` bytes each; 0 means unknown.
+
+    Raises:
+        UserError: a wish that does not fit the number of ranks.
+    """
+    for name, wish in (("groups", groups), ("members", members)):
+        if wish is not None and size % wish:
+            raise UserError(
+                f"parallel.{name} is {wish}, which does not divide {size} ranks; choose from {_divisors(size)}"
+            )
+    if groups is not None and members is not None and groups * members != size:
+        raise UserError(
+            f"parallel.groups {groups} × parallel.members {members} is {groups * members}, but there are {size} ranks; "
+            "set one of them and leave the other out"
+        )
+    if groups is not None or members is not None:
+        members = members if members is not None else size // (groups or 1)
+        return MeshSize(size // members, members, "as the config says")
+    if size % local_size:
+        return MeshSize(1, size, f"{size} ranks do not divide into machines of {local_size}, so all share one table")
+    if size == local_size:
+        return MeshSize(1, size, "one machine: its ranks share one item table")
+
+    def fits(machines: int) -> bool:
+        return not rank_memory or table_bytes <= _TABLE_SHARE * rank_memory * machines * local_size
+
+    num_machines = size // local_size
+    machines = next(filter(fits, _divisors(num_machines)), num_machines)
+    where = "each machine" if machines == 1 else f"{machines} machines"
+    need = "" if not rank_memory else f"; it takes {table_bytes / 2**30:.1f} GiB with its optimiser's state"
+    return MeshSize(num_machines // machines, machines * local_size, f"the ranks of {where} share one item table{need}")
+
+
+def _divisors(number: int) -> list[int]:
+    small = [d for d in range(1, math.isqrt(number) + 1) if number % d == 0]
+    return sorted({*small, *(number // d for d in small)})
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """This rank's place in the mesh: member `member` of group `group`; rank = group · members + member.
+
+    `member_ranks` is the process group of this group's members, `replica_ranks` that of the ranks that hold the same
+    shard in every group; None where there is nobody to talk to.
+    """
+
+    world: World
+    groups: int = 1
+    members: int = 1
+    devices: DeviceMesh | None = None
+
+    @classmethod
+    def build(cls, world: World, size: MeshSize, device_type: str) -> Mesh:
+        """Make the process groups; all ranks call it together."""
+        assert size.groups * size.members == world.size, (size, world)
+        if world.size == 1:
+            return cls(world)
+        with contact():
+            devices = init_device_mesh(device_type, (size.groups, size.members), mesh_dim_names=("group", "member"))
+        return cls(world, size.groups, size.members, devices)
+
+    @property
+    def group(self) -> int:
+        return self.world.rank // self.members
+
+    @property
+    def member(self) -> int:
+        return self.world.rank % self.members
+
+    @property
+    def member_ranks(self) -> Any:
+        assert self.devices is not None
+        return self.devices.get_group("member")
+
+    @property
+    def replica_ranks(self) -> Any:
+        assert self.devices is not None
+        return self.devices.get_group("group")
+
+    def __str__(self) -> str:
+        return f"{self.groups} × {self.members}"

@@ -1,0 +1,229 @@
+"""The ranks of a job: who this process is, how ranks talk, and how they agree.
+
+A process that was not started as one of several is a world of its own; every method then returns at once without
+touching torch.distributed. Small values travel over gloo through host memory, whatever the device; tensors of the
+training step use the device's own backend (`turbogr/parallel/mesh.py`).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from turbogr.errors import ToldElsewhere, UserError
+
+_T = TypeVar("_T")
+
+_START_SECONDS = 300.0
+_STOP_KEY = "turbogr/stop"
+_STOP_POLL_SECONDS = 0.5
+
+
+class RankLost(UserError):
+    """Another rank died or does not answer; the run goes on from its last checkpoint when it is started again."""
+
+
+@dataclass(frozen=True)
+class World:
+    """This process's place: rank `rank` of `size`, and `local_rank` of the `local_size` ranks on this machine."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank is the one that prints and writes."""
+        return self.rank == 0
+
+    def gather(self, values: Tensor) -> Tensor:
+        """Return `values` [k] (CPU) of every rank, [size, k], the same on all."""
+        if self.size == 1:
+            return values[None]
+        everyone = [torch.empty_like(values) for _ in range(self.size)]
+        with contact():
+            dist.all_gather(everyone, values)
+        return torch.stack(everyone)
+
+    def gather_objects(self, value: _T) -> list[_T]:
+        """Return a picklable value of every rank in rank order, the same list on all."""
+        if self.size == 1:
+            return [value]
+        everyone: list[Any] = [None] * self.size
+        with contact():
+            dist.all_gather_object(everyone, value)
+        return everyone
+
+    def barrier(self) -> None:
+        """Wait until every rank is here."""
+        if self.size > 1:
+            with contact():
+                dist.barrier()
+
+    def together(self, work: Callable[[], _T]) -> _T:
+        """Run `work` on every rank and return its result, if it succeeds on all of them.
+
+        Otherwise rank 0 raises what it met itself, or a UserError that names the rank that failed and why, and the
+        other ranks raise ToldElsewhere: a mistake is told once.
+        """
+        if self.size == 1:
+            return work()
+        failure: Exception | None = None
+        result: Any = None
+        try:
+            result = work()
+        except Exception as error:
+            failure = error
+        failures = self.gather_objects(None if failure is None else f"{type(failure).__name__}: {failure}")
+        failed = [rank for rank, reason in enumerate(failures) if reason is not None]
+        if not failed:
+            return result  # type: ignore[no-any-return]
+        if not self.is_first:
+            raise ToldElsewhere(f"rank {failed[0]} failed") from failure
+        if failure is not None:
+            raise failure
+        raise UserError(f"rank {failed[0]} of {self.size} failed: {failures[failed[0]]}")
+
+    def on_first(self, work: Callable[[], None]) -> None:
+        """Run `work` on rank 0 while the others wait; if it fails, every rank ends (see `together`)."""
+        self.together(work if self.is_first else lambda: None)
+
+    @contextmanager
+    def telling_once(self) -> Iterator[None]:
+        """Let rank 0 alone raise a mistake that all ranks meet inside the block; the others raise ToldElsewhere."""
+        try:
+            yield
+        except RankLost:
+            raise
+        except (UserError, OSError) as error:
+            if self.is_first:
+                raise
+            raise ToldElsewhere(str(error)) from error
+
+    def tell_stop(self) -> None:
+        """Let all ranks see `stop_was_told`."""
+        if self.size > 1:
+            _store().set(_STOP_KEY + _incarnation(), b"1")
+
+    def stop_watch(self) -> Callable[[], bool]:
+        """Return a function that says whether some rank called `tell_stop`; it asks at most twice a second."""
+        if self.size == 1:
+            return lambda: False
+        next_look, seen = [0.0], [False]
+
+        def told() -> bool:
+            now = time.monotonic()
+            if not seen[0] and now >= next_look[0]:
+                next_look[0] = now + _STOP_POLL_SECONDS
+                seen[0] = bool(_store().check([_STOP_KEY + _incarnation()]))
+            return seen[0]
+
+        return told
+
+
+def is_one_of_many() -> bool:
+    """Whether this process was started as one of several ranks (torchrun sets the environment)."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
+def is_first_rank() -> bool:
+    """Whether this process is the rank that prints and writes."""
+    return not is_one_of_many() or os.environ.get("RANK", "0") == "0"
+
+
+def is_restarted() -> bool:
+    """Whether torchrun has started this rank again after a failure."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+
+
+@contextmanager
+def joined(timeout: float = 1800.0) -> Iterator[World]:
+    """Connect to the other ranks for the time of the `with` block, as the environment of torchrun says.
+
+    `timeout` is how many seconds a rank waits for another one before it gives up. Without other ranks nothing happens.
+    A process group that the caller has made is used and left alone.
+
+    Raises:
+        UserError: the ranks do not find each other; it says which are missing.
+    """
+    if not is_one_of_many():
+        yield World()
+        return
+    ours = not dist.is_initialized()
+    if ours:
+        _initialise(timeout)
+    world = World(
+        dist.get_rank(),
+        dist.get_world_size(),
+        int(os.environ.get("LOCAL_RANK", dist.get_rank())),
+        int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size())),
+    )
+    try:
+        yield world
+    finally:
+        if ours:
+            dist.destroy_process_group()
+
+
+def _initialise(timeout: float) -> None:
+    accelerator = torch.accelerator.current_accelerator()
+    backend = "gloo"
+    if accelerator is not None:
+        backend = f"cpu:gloo,{accelerator.type}:{dist.get_default_backend_for_device(accelerator)}"
+    try:
+        dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
+        if backend == "gloo":
+            dist.monitored_barrier(timeout=timedelta(seconds=min(timeout, _START_SECONDS)))
+    except (RuntimeError, ValueError) as error:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        raise UserError(
+            f"rank {os.environ.get('RANK', '?')} could not meet the other ranks: {_first_line(error)}. Check that "
+            "every rank was started and that MASTER_ADDR can be reached"
+        ) from error
+
+
+@contextmanager
+def contact() -> Iterator[None]:
+    """Turn what a broken connection raises inside the block into RankLost."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise RankLost(
+            f"rank {dist.get_rank()} lost contact with another rank ({_first_line(error)}). Find the rank that ended "
+            "first and why; the run continues from its last checkpoint with --resume"
+        ) from error
+
+
+def first_difference(records: Sequence[dict[str, Any]]) -> tuple[int, str] | None:
+    """Return (rank, key) of the first record that differs from that of rank 0, None where all are equal."""
+    for rank, record in enumerate(records):
+        for key in sorted(records[0].keys() | record.keys()):
+            if record.get(key) != records[0].get(key):
+                return rank, key
+    return None
+
+
+def _store() -> Any:
+    return dist.distributed_c10d._get_default_store()
+
+
+def _incarnation() -> str:
+    """A restarted job may meet the store of the one before."""
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+
+
+def _first_line(error: BaseException) -> str:
+    """The message without the source position that C++ puts first."""
+    text = " ".join(str(error).split("\n")[0].split())
+    return text.split("] ", 1)[1] if text.startswith("[") and "] " in text else text

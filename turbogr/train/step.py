@@ -1,0 +1,150 @@
+"""One training step in stages: fetch the rows, compute, reduce over the ranks, update.
+
+Each stage is a method of its own whose inputs and outputs are explicit, so that a pipeline can start the next batch's
+fetch early. With one rank nothing is communicated and nothing copied; with many, every rank has its part of the step's
+sequences, and the loss is the mean over all tokens of the step wherever they are: the gradients of a rank are those of
+its own tokens divided by the number of all, and are summed.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from turbogr.config import Config
+from turbogr.data.batching import Batch
+from turbogr.layers.item_table import ItemTable, RowGradients, Table, WorkingSet
+from turbogr.models import RetrievalModel
+from turbogr.negatives import make_sampler
+from turbogr.parallel.agreement import check_replicas
+from turbogr.parallel.dense import FlatGradients
+from turbogr.parallel.mesh import Mesh
+from turbogr.parallel.sharded_table import ShardedTable
+from turbogr.random import derive_seed
+from turbogr.train.optimizers import DenseAdamW, make_row_optimizer
+
+_DROPOUT_SITE = 0xD0
+_TABLE_SITE = 0x7AB1E
+
+
+class Measured(NamedTuple):
+    """The step's mean loss, the norm of all gradients, and the signal that some rank wants to stop for, 0 for none; the
+    same on all ranks. `finite` tells of this rank's part of the loss."""
+
+    loss: float
+    grad_norm: float
+    signal: int
+    finite: bool
+
+
+class Stepper:
+    """The model, its item table, and what changes them; the config must be resolved."""
+
+    def __init__(self, config: Config, num_items: int, *, device: torch.device, mesh: Mesh) -> None:
+        assert config.model.dim is not None, "resolve the config first"
+        self.config, self.device, self.mesh = config, device, mesh
+        seed = config.train.seed
+        self.model = RetrievalModel(config.model)
+        self.model.reset_parameters(torch.Generator().manual_seed(derive_seed(seed, 0)))
+        self.model.to(device)
+        self.table: Table
+        if mesh.world.size == 1:
+            self.table = ItemTable(num_items, config.model.dim, device=device)
+        else:
+            self.table = ShardedTable(num_items, config.model.dim, mesh, device=device, precision=config.parallel.wire)
+        self.table.reset_parameters(derive_seed(seed, _TABLE_SITE))
+        self.sampler = make_sampler(config.loss, num_items, seed)
+        self.dense = DenseAdamW(self.model, config.optimizer)
+        self.rows = make_row_optimizer(self.table.weight, config.optimizer)
+        self.gradients = FlatGradients(self.model, mesh.world)
+
+    def fetch(self, batch: Batch, step: int) -> WorkingSet:
+        """Draw the negatives of a batch and fetch every row that its loss needs."""
+        return self.table.fetch(self.model.ids(batch, self.sampler.draw(batch.events, step)))
+
+    def loss(self, batch: Batch, working_set: WorkingSet, step: int) -> Tensor:
+        """Return this rank's part of the step's loss: the sum over its tokens divided by the number of all."""
+        losses = self.model.loss(
+            working_set.rows,
+            working_set.index,
+            batch,
+            temperature=self.config.loss.temperature,
+            seed=derive_seed(self.config.train.seed, _DROPOUT_SITE, step),
+        )
+        return losses.sum() / int(batch.lengths_of_step.sum())
+
+    def compute(self, batch: Batch, working_set: WorkingSet, step: int) -> Tensor:
+        """Run forward and backward and return this rank's part of the loss; without tokens it is zero."""
+        self.gradients.attach()
+        if not batch.num_tokens:
+            return torch.zeros((), device=self.device)
+        loss = self.loss(batch, working_set, step)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
+
+    def reduce(self, working_set: WorkingSet) -> RowGradients:
+        """Sum all gradients over the ranks: those of the dense parameters in place, those of the rows as returned."""
+        self.gradients.start()
+        rows = self.table.row_gradients(working_set)
+        self.gradients.finish()
+        return rows
+
+    def measure(self, loss: Tensor, rows: RowGradients, signal: int = 0) -> Measured:
+        """Agree on what the step's loss and gradients are; `signal` is this rank's wish to stop."""
+        dense = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
+        norms = [torch.nn.utils.get_total_norm(dense), torch.linalg.vector_norm(rows.grad)]
+        mine = torch.stack([loss, *norms]).double().cpu()
+        everyone = self.mesh.world.gather(torch.cat([mine, mine.new_tensor([signal])]))
+        row_norm = torch.linalg.vector_norm(everyone[: self.mesh.members, 2])
+        norm = math.hypot(float(mine[1]), float(row_norm))
+        return Measured(float(everyone[:, 0].sum()), norm, int(everyone[:, 3].max()), math.isfinite(float(mine[0])))
+
+    def update(self, rows: RowGradients, grad_norm: float, factor: float) -> None:
+        """Clip by the norm, then update everything with `factor` times the learning rates."""
+        optimizer = self.config.optimizer
+        if optimizer.clip_norm is not None:
+            norm = torch.tensor(grad_norm, dtype=torch.float32, device=self.device)
+            torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), optimizer.clip_norm, norm)
+            rows.grad.mul_((optimizer.clip_norm / (norm + 1e-6)).clamp(max=1.0))
+        self.dense.step(optimizer.lr * factor)
+        self.rows.step(rows.slots, rows.grad, (optimizer.table_lr or optimizer.lr) * factor)
+
+    def check_replicas(self, rows: RowGradients, step: int) -> None:
+        """Compare the copies of the dense parameters and of the rows just updated over the ranks.
+
+        Raises:
+            ReplicaError: they differ.
+        """
+        if self.mesh.world.size > 1:
+            check_replicas(self.mesh, self.model.parameters(), self.table.weight[rows.slots], step)
+
+    def state(self) -> dict[str, Any]:
+        """Every tensor of a training run, as checkpoints name them, rows in their natural order.
+
+        With one rank they are the tensors themselves; with many, the table's are exchanged copies that `adopt` takes
+        back.
+        """
+        return {
+            "model": dict(self.model.named_parameters()),
+            "table": self._exported({"weight": self.table.weight}),
+            "dense_optimizer": self.dense.state(),
+            "row_optimizer": self._exported(self.rows.state()),
+        }
+
+    def adopt(self, state: dict[str, Any]) -> None:
+        """Take over the rows of a `state` that was loaded into."""
+        if isinstance(self.table, ShardedTable):
+            own = {"table": {"weight": self.table.weight}, "row_optimizer": self.rows.state()}
+            for part, tensors in own.items():
+                for name, tensor in tensors.items():
+                    if tensor.dim():
+                        self.table.from_checkpoint(state[part][name], tensor)
+
+    def _exported(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        table = self.table
+        if not isinstance(table, ShardedTable):
+            return tensors
+        return {name: table.for_checkpoint(tensor) if tensor.dim() else tensor for name, tensor in tensors.items()}
