@@ -1,8 +1,7 @@
 // The passes around the two projections of a block: everything between the GEMMs in one go over each row.
 //
-// norm_linear:  y = activation(norm(x) W + b).      normalize -> GEMM -> activate; backward: activate_backward -> GEMMs
-// ->
-//               normalize_backward.
+// norm_linear:  y = activation(norm(x) W + b).      normalize -> GEMM -> activate;
+//               backward: activate_backward -> GEMMs -> normalize_backward.
 // gated_linear: y = residual + dropout(gate * norm(x)) W + b.   gate -> GEMM; backward: GEMM -> gate_backward -> GEMM.
 //
 // A norm keeps of each row the mean (0 for RMSNorm) and the inverse deviation. Rows of x and gate may be strided.
@@ -58,6 +57,16 @@ inline void through_norm(float* grad, int64_t width, Norm norm, float inverse, N
   });
 }
 
+// Calls body(piece, column in it, place in the row, count) for the vectors of all pieces of a row, side by side.
+template <class Body>
+inline void for_pieces(const int64_t* widths, int64_t num_pieces, Body&& body) {
+  int64_t start = 0;
+  for (int64_t piece = 0; piece < num_pieces; ++piece) {
+    for_vectors(widths[piece], [&](int64_t c, int count) { body(piece, c, start + c, count); });
+    start += widths[piece];
+  }
+}
+
 }  // namespace
 
 // out [T, width] = norm(x), inverses [T] its inverse deviations.
@@ -90,33 +99,38 @@ TURBOGR_KERNEL(normalize_backward)
   return kOk;
 }
 
-// out = SiLU(x) over n numbers.
-TURBOGR_KERNEL(silu)(const float* x, float* out, int64_t n) {
-  parallel_blocks(n, 8192, [&](int64_t begin, int64_t end) {
-    for_vectors(end - begin, [&](int64_t c, int count) {
-      const vf v = load_some(x + begin + c, count);
-      store_some(out + begin + c, v * sigmoid(v), count);
-    });
+// The columns of x [T, width] dealt out to pieces [T, widths[i]], through SiLU if wanted.
+TURBOGR_KERNEL(activate)
+(const float* x, float* const* outs, const int64_t* widths, int64_t num_pieces, int64_t num_rows, int64_t width,
+ int64_t silu) {
+  parallel_blocks(num_rows, rows_per_block(2 * width * 4), [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      for_pieces(widths, num_pieces, [&](int64_t piece, int64_t c, int64_t at, int count) {
+        const vf v = load_some(x + row * width + at, count);
+        store_some(outs[piece] + row * widths[piece] + c, silu ? v * sigmoid(v) : v, count);
+      });
+    }
   });
   return kOk;
 }
 
-// out = grad * SiLU'(x), with the columns of `grad` in up to four pieces side by side, each with a stride of its own.
-TURBOGR_KERNEL(silu_backward)
+// out [T, width] = gradient of `activate`'s x from those of its pieces, each with a stride of its own; a null piece
+// counts as zeros.
+TURBOGR_KERNEL(activate_backward)
 (const float* x, const float* const* grads, const int64_t* strides, const int64_t* widths, int64_t num_pieces,
- float* out, int64_t num_rows, int64_t width) {
+ float* out, int64_t num_rows, int64_t width, int64_t silu) {
   parallel_blocks(num_rows, rows_per_block(3 * width * 4), [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
-      int64_t at = row * width;
-      for (int64_t piece = 0; piece < num_pieces; ++piece) {
-        const float* grad = grads[piece] + row * strides[piece];
-        for_vectors(widths[piece], [&](int64_t c, int count) {
-          const vf v = load_some(x + at + c, count);
+      for_pieces(widths, num_pieces, [&](int64_t piece, int64_t c, int64_t at, int count) {
+        vf grad{};
+        if (grads[piece] != nullptr) grad = load_some(grads[piece] + row * strides[piece] + c, count);
+        if (silu) {
+          const vf v = load_some(x + row * width + at, count);
           const vf s = sigmoid(v);
-          store_some(out + at + c, load_some(grad + c, count) * (s + v * s * (1.0f - s)), count);
-        });
-        at += widths[piece];
-      }
+          grad *= s + v * s * (1.0f - s);
+        }
+        store_some(out + row * width + at, grad, count);
+      });
     }
   });
   return kOk;

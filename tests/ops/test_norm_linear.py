@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 
 from tests.ops.judging import assert_close_as_plain, instruction_set, needs_kernels
-from turbogr.ops import native, norm_linear
+from turbogr import ops
+from turbogr.ops import native, norm_linear, norm_linear_pieces
+from turbogr.ops.norm_linear import Activation
 
 SHAPES = [(0, 5, 3), (1, 1, 1), (3, 7, 8), (63, 50, 200), (65, 64, 33), (200, 17, 9)]
 
@@ -79,7 +81,31 @@ def test_a_large_mean_costs_no_more_precision_than_plain_fp32() -> None:
 @pytest.mark.parametrize(("norm", "activation"), [("layer", "silu"), ("none", "silu"), ("rms", "none")])
 def test_the_operator_obeys_the_rules_of_torch_library(norm: str, activation: str) -> None:
     arguments = (normal(6, 5).float().requires_grad_(), normal(5, 4).float().requires_grad_(), None)
-    torch.library.opcheck(torch.ops.turbogr.norm_linear.default, (*arguments, norm, activation, 1e-6))
+    torch.library.opcheck(torch.ops.turbogr.norm_linear.default, (*arguments, [3, 1], norm, activation, 1e-6))
+
+
+@pytest.mark.parametrize("backend", ["reference", "auto"])
+@pytest.mark.parametrize("activation", ["silu", "none"])
+@pytest.mark.parametrize("widths", [[12], [5, 7], [3, 0, 8, 1]])
+def test_pieces_are_the_columns_of_the_whole(widths: list[int], activation: Activation, backend: str) -> None:
+    x, weight, bias = (normal(*shape).float().requires_grad_() for shape in ((40, 6), (6, 12), (12,)))
+    grad = normal(40, 12).float()
+    with ops.backend(backend):
+        whole = norm_linear(x, weight, bias, norm="rms", activation=activation)
+        pieces = norm_linear_pieces(x, weight, bias, widths=widths, norm="rms", activation=activation)
+        expected = torch.autograd.grad(whole, [x, weight, bias], grad)
+        actual = torch.autograd.grad(pieces, [x, weight, bias], grad.split(widths, dim=1))
+    torch.testing.assert_close(torch.cat(pieces, dim=1), whole)
+    torch.testing.assert_close(actual, expected)
+
+
+def test_a_piece_that_is_not_used_has_no_gradient() -> None:
+    x, weight = normal(20, 6).float().requires_grad_(), normal(6, 9).float()
+    first, _, last = norm_linear_pieces(x, weight, widths=[4, 2, 3], norm="layer", activation="silu")
+    whole = norm_linear(x, weight, norm="layer", activation="silu")
+    mask = torch.tensor([1.0] * 4 + [0.0] * 2 + [1.0] * 3)
+    (actual,) = torch.autograd.grad(first.sum() + last.sum(), x)
+    torch.testing.assert_close(actual, torch.autograd.grad((whole * mask).sum(), x)[0])
 
 
 @pytest.mark.parametrize(
@@ -89,3 +115,5 @@ def test_the_operator_obeys_the_rules_of_torch_library(norm: str, activation: st
 def test_what_does_not_fit_is_refused(shapes: list[tuple[int, ...]], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         norm_linear(*(torch.zeros(shape) for shape in shapes), norm="layer", activation="silu")
+    with pytest.raises(ValueError, match="must add up to the 5 columns"):
+        norm_linear_pieces(torch.zeros(2, 3), torch.zeros(3, 5), widths=[2, 2], norm="layer", activation="silu")

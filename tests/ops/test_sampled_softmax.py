@@ -135,7 +135,7 @@ def test_probabilities_that_are_not_kept_are_computed_again(monkeypatch: pytest.
     monkeypatch.setattr(cpu, "_MAX_KEPT", 0)
     again = evaluate(inputs, "auto", torch.float32, normalize=True, with_log_q=True)
     for a, b in zip(kept, again, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
 
 
 @needs_kernels

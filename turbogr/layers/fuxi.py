@@ -17,7 +17,15 @@ from turbogr.config import ModelConfig
 from turbogr.layers.block import Block
 from turbogr.layers.positions import spread_positions
 from turbogr.layers.tokens import Tokens
-from turbogr.ops import DecayBias, RelativeBias, fuxi_attention, gated_linear, keyed_dropout, norm_linear
+from turbogr.ops import (
+    DecayBias,
+    RelativeBias,
+    fuxi_attention,
+    gated_linear,
+    keyed_dropout,
+    norm_linear,
+    norm_linear_pieces,
+)
 
 _EPS = 1e-6
 _START_DECAY = (0.02, 0.25, 0.8)  # a, β, γ: near a flat average; a as large as the other tables' entries
@@ -62,8 +70,7 @@ class FuXiBlock(Block):
         nn.init.zeros_(self.out_bias)
 
     def forward(self, x_td: Tensor, tokens: Tokens) -> Tensor:
-        uvqk = norm_linear(x_td, self.uvqk, norm="rms", activation="silu", eps=_EPS)
-        u, v, q, k = uvqk.split(self.widths, dim=1)
+        u, v, q, k = norm_linear_pieces(x_td, self.uvqk, widths=self.widths, norm="rms", activation="silu", eps=_EPS)
         attended = fuxi_attention(
             self.split_heads(q, self.qk_dim) if self.by_content else None,
             self.split_heads(k, self.qk_dim) if self.by_content else None,

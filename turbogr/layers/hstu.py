@@ -12,7 +12,7 @@ from turbogr.config import ModelConfig
 from turbogr.layers.block import Block
 from turbogr.layers.positions import spread_positions
 from turbogr.layers.tokens import Tokens
-from turbogr.ops import RelativeBias, gated_linear, hstu_attention, norm_linear
+from turbogr.ops import RelativeBias, gated_linear, hstu_attention, norm_linear_pieces
 
 _EPS = 1e-6
 
@@ -43,8 +43,8 @@ class HSTUBlock(Block):
 
     def forward(self, x_td: Tensor, tokens: Tokens) -> Tensor:
         h = self.num_heads
-        uvqk = norm_linear(x_td, self.uvqk, norm="layer", activation="silu", eps=_EPS)
-        u, v, q, k = uvqk.split([h * self.v_dim, h * self.v_dim, h * self.qk_dim, h * self.qk_dim], dim=1)
+        widths = [h * self.v_dim, h * self.v_dim, h * self.qk_dim, h * self.qk_dim]
+        u, v, q, k = norm_linear_pieces(x_td, self.uvqk, widths=widths, norm="layer", activation="silu", eps=_EPS)
         position_weight = spread_positions(self.position_weight, self.max_len)
         attended = hstu_attention(
             self.split_heads(q, self.qk_dim),

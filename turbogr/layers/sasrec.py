@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from turbogr.config import ModelConfig
 from turbogr.layers.block import Block
 from turbogr.layers.tokens import Tokens
-from turbogr.ops import keyed_dropout, norm_linear, softmax_attention
+from turbogr.ops import keyed_dropout, norm_linear, norm_linear_pieces, softmax_attention
 
 _EPS = 1e-8
 
@@ -57,8 +57,13 @@ class SASRecBlock(Block):
     def forward(self, x_td: Tensor, tokens: Tokens) -> Tensor:
         normed = F.layer_norm(x_td, (self.dim,), eps=_EPS)
         q = _linear(normed, self.query_weight, self.query_bias)
-        k, v = _linear(x_td, self.key_value_weight, self.key_value_bias).split(
-            [self.num_heads * self.qk_dim, self.num_heads * self.v_dim], dim=1
+        k, v = norm_linear_pieces(
+            x_td,
+            self.key_value_weight,
+            self.key_value_bias,
+            widths=[self.num_heads * self.qk_dim, self.num_heads * self.v_dim],
+            norm="none",
+            activation="none",
         )
         attended = softmax_attention(
             self.split_heads(q, self.qk_dim),

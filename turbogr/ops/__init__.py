@@ -7,7 +7,7 @@ from turbogr.ops.jagged_attention.fuxi import DecayBias, fuxi_attention
 from turbogr.ops.jagged_attention.softmax import softmax_attention
 from turbogr.ops.keyed_dropout import keyed_dropout
 from turbogr.ops.native import keep_freed_memory
-from turbogr.ops.norm_linear import norm_linear
+from turbogr.ops.norm_linear import norm_linear, norm_linear_pieces
 from turbogr.ops.random_integers import random_integers
 from turbogr.ops.registry import backend, services, set_backend
 from turbogr.ops.row_optimizer import row_adagrad_, row_adam_
@@ -25,6 +25,7 @@ __all__ = [
     "keep_freed_memory",
     "keyed_dropout",
     "norm_linear",
+    "norm_linear_pieces",
     "random_integers",
     "row_adagrad_",
     "row_adam_",

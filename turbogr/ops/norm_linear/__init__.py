@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from torch import Tensor
@@ -22,12 +23,37 @@ def norm_linear(
     Raises:
         ValueError: shapes that do not fit.
     """
+    widths = list(weight.shape[1:])
+    (out,) = norm_linear_pieces(x, weight, bias, widths=widths, norm=norm, activation=activation, eps=eps)
+    return out
+
+
+def norm_linear_pieces(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    widths: Sequence[int],
+    norm: Norm,
+    activation: Activation,
+    eps: float = 1e-6,
+) -> list[Tensor]:
+    """Return the columns of `norm_linear` as tensors [T, width] of their own, for `widths` that add up to `out`.
+
+    Splitting the result would do, but then the gradients of the pieces are joined in a pass of its own.
+
+    Raises:
+        ValueError: shapes that do not fit.
+    """
     check_shape("x", x, (None, None))
     check_shape("weight", weight, (x.shape[1], None))
     if bias is not None:
         check_shape("bias", bias, (weight.shape[1],))
-    out: Tensor = registry.choose("norm_linear", x.device, x.dtype)(x, weight, bias, norm, activation, eps)
-    return out
+    if sum(widths) != weight.shape[1]:
+        raise ValueError(f"widths {list(widths)} must add up to the {weight.shape[1]} columns of weight")
+    function = registry.choose("norm_linear", x.device, x.dtype)
+    pieces: list[Tensor] = function(x, weight, bias, list(widths), norm, activation, eps)
+    return pieces
 
 
 registry.register_reference("norm_linear", reference.norm_linear)

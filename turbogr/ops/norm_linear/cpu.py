@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,8 +16,8 @@ NORMS = {"none": 0, "layer": 1, "rms": 2}
 
 _normalize = Kernel("normalize", "pppiiiif")
 _normalize_backward = Kernel("normalize_backward", "pppiii")
-_silu = Kernel("silu", "ppi")
-_silu_backward = Kernel("silu_backward", "ppppipii")
+_activate = Kernel("activate", "pppiiii")
+_activate_backward = Kernel("activate_backward", "ppppipiii")
 
 
 def strided_rows(x: Tensor) -> Tensor:
@@ -25,9 +26,9 @@ def strided_rows(x: Tensor) -> Tensor:
 
 
 def _norm_linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None, norm: str, activation: str, eps: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    out, before, normed, inverses = _outputs(x, weight, norm, activation)
+    x: Tensor, weight: Tensor, bias: Tensor | None, widths: list[int], norm: str, activation: str, eps: float
+) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
+    outs, before, normed, inverses = _outputs(x, weight, widths, norm, activation)
     x = strided_rows(x)
     if norm != "none":
         _normalize(
@@ -39,23 +40,42 @@ def _norm_linear(
             NORMS[norm],
             eps,
         )
-    product = before if activation == "silu" else out
     left = x if norm == "none" else normed
+    whole = activation == "none" and len(widths) == 1
+    product = outs[0] if whole else before if activation == "silu" else x.new_empty(x.shape[0], weight.shape[1])
     if bias is None:
         torch.mm(left, weight, out=product)
     else:
         torch.addmm(bias, left, weight, out=product)
-    if activation == "silu":
-        _silu(before.data_ptr(), out.data_ptr(), out.numel())
-    return out, before, normed, inverses
+    if not whole:
+        addresses, sizes = _addresses(outs), _int64s(widths)
+        _activate(
+            product.data_ptr(),
+            ctypes.addressof(addresses),
+            ctypes.addressof(sizes),
+            len(widths),
+            *product.shape,
+            activation == "silu",
+        )
+    return outs, before, normed, inverses
 
 
-def _outputs(x: Tensor, weight: Tensor, norm: str, activation: str) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The result, and for the backward: the product before the activation, norm(x) and its inverse deviations."""
+def _addresses(tensors: Sequence[Tensor | None]) -> ctypes.Array[ctypes.c_void_p]:
+    return (ctypes.c_void_p * len(tensors))(*(native.pointer(tensor) for tensor in tensors))
+
+
+def _int64s(numbers: Sequence[int]) -> ctypes.Array[ctypes.c_int64]:
+    return (ctypes.c_int64 * len(numbers))(*numbers)
+
+
+def _outputs(
+    x: Tensor, weight: Tensor, widths: list[int], norm: str, activation: str
+) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
+    """The result's pieces, and for the backward: the product before SiLU, norm(x) and its inverse deviations."""
     num_rows, width = x.shape
     kept = num_rows if norm != "none" else 0
     return (
-        x.new_empty(num_rows, weight.shape[1]),
+        [x.new_empty(num_rows, piece) for piece in widths],
         x.new_empty(num_rows if activation == "silu" else 0, weight.shape[1]),
         x.new_empty(kept, width),
         x.new_empty(kept),
@@ -63,10 +83,20 @@ def _outputs(x: Tensor, weight: Tensor, norm: str, activation: str) -> tuple[Ten
 
 
 def _gradients(
-    grad: Tensor, weight: Tensor, before: Tensor, left: Tensor, inverses: Tensor, norm: str, activation: str
+    grads: list[Tensor | None],
+    widths: list[int],
+    weight: Tensor,
+    before: Tensor,
+    left: Tensor,
+    inverses: Tensor,
+    norm: str,
+    activation: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    if activation == "silu":
-        grad = _through_silu([grad], before)
+    only = grads[0]
+    if activation == "none" and len(grads) == 1 and only is not None:
+        grad = strided_rows(only)
+    else:
+        grad = _join(grads, widths, before, left, activation)
     grad_weight = torch.mm(left.t(), grad)
     grad_x = torch.mm(grad, weight.t())
     if norm != "none":
@@ -80,41 +110,43 @@ def _gradients(
     return grad_x, grad_weight, grad.sum(0)
 
 
-def _through_silu(grads: list[Tensor], before: Tensor) -> Tensor:
-    """Gradient of the product from those of the result's pieces, which lie side by side."""
-    grads = [strided_rows(grad) for grad in grads]
-    pointers = (ctypes.c_void_p * len(grads))(*(grad.data_ptr() for grad in grads))
-    strides = (ctypes.c_int64 * len(grads))(*(grad.stride(0) for grad in grads))
-    widths = (ctypes.c_int64 * len(grads))(*(grad.shape[1] for grad in grads))
-    out = torch.empty_like(before)
-    _silu_backward(
+def _join(grads: list[Tensor | None], widths: list[int], before: Tensor, left: Tensor, activation: str) -> Tensor:
+    """Gradient of the product from those of the result's pieces, which lie side by side; None is zeros."""
+    pieces = [None if grad is None else strided_rows(grad) for grad in grads]
+    addresses, sizes = _addresses(pieces), _int64s(widths)
+    strides = _int64s([0 if grad is None else grad.stride(0) for grad in pieces])
+    out = left.new_empty(left.shape[0], sum(widths))
+    _activate_backward(
         before.data_ptr(),
-        ctypes.addressof(pointers),
+        ctypes.addressof(addresses),
         ctypes.addressof(strides),
-        ctypes.addressof(widths),
-        len(grads),
+        ctypes.addressof(sizes),
+        len(widths),
         out.data_ptr(),
         *out.shape,
+        activation == "silu",
     )
     return out
 
 
 def _fake(
-    x: Tensor, weight: Tensor, bias: Tensor | None, norm: str, activation: str, eps: float
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return _outputs(x, weight, norm, activation)
+    x: Tensor, weight: Tensor, bias: Tensor | None, widths: list[int], norm: str, activation: str, eps: float
+) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
+    return _outputs(x, weight, widths, norm, activation)
 
 
-def _fake_gradients(grad: Tensor, weight: Tensor, *args: object) -> tuple[Tensor, Tensor, Tensor]:
+def _fake_gradients(
+    grads: list[Tensor | None], widths: list[int], weight: Tensor, before: Tensor, left: Tensor, *args: object
+) -> tuple[Tensor, Tensor, Tensor]:
     return (
-        grad.new_empty(grad.shape[0], weight.shape[0]),
+        left.new_empty(left.shape[0], weight.shape[0]),
         weight.new_empty(weight.shape),
-        grad.new_empty(grad.shape[1]),
+        left.new_empty(weight.shape[1]),
     )
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    x, weight, bias, ctx.norm, ctx.activation, _ = inputs
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Any, ...]) -> None:
+    x, weight, bias, ctx.widths, ctx.norm, ctx.activation, _ = inputs
     _, before, normed, inverses = output
     ctx.has_bias = bias is not None
     ctx.mark_non_differentiable(before, normed, inverses)
@@ -122,32 +154,34 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
     ctx.save_for_backward(weight, before, x if ctx.norm == "none" else normed, inverses)
 
 
-def _differentiate(ctx: Any, grad: Tensor | None, *unused: Tensor | None) -> tuple[Any, ...]:
-    if grad is None:
-        return (None,) * 6
+def _differentiate(ctx: Any, grads: list[Tensor | None] | None, *unused: Tensor | None) -> tuple[Any, ...]:
+    if grads is None or all(grad is None for grad in grads):
+        return (None,) * 7
     grad_x, grad_weight, grad_bias = torch.ops.turbogr.norm_linear_backward(
-        grad, *ctx.saved_tensors, ctx.norm, ctx.activation
+        grads, ctx.widths, *ctx.saved_tensors, ctx.norm, ctx.activation
     )
-    return grad_x, grad_weight, grad_bias if ctx.has_bias else None, None, None, None
+    return grad_x, grad_weight, grad_bias if ctx.has_bias else None, None, None, None, None
 
 
 native.define(
-    "norm_linear(Tensor x, Tensor weight, Tensor? bias, str norm, str activation, float eps) "
-    "-> (Tensor, Tensor, Tensor, Tensor)",
+    "norm_linear(Tensor x, Tensor weight, Tensor? bias, int[] widths, str norm, str activation, float eps) "
+    "-> (Tensor[], Tensor, Tensor, Tensor)",
     _norm_linear,
     _fake,
     backward=_differentiate,
     setup_context=_save,
 )
 native.define(
-    "norm_linear_backward(Tensor grad, Tensor weight, Tensor before, Tensor left, Tensor inverses, str norm, "
-    "str activation) -> (Tensor, Tensor, Tensor)",
+    "norm_linear_backward(Tensor?[] grads, int[] widths, Tensor weight, Tensor before, Tensor left, Tensor inverses, "
+    "str norm, str activation) -> (Tensor, Tensor, Tensor)",
     _gradients,
     _fake_gradients,
 )
 
 
-def norm_linear(x: Tensor, weight: Tensor, bias: Tensor | None, norm: str, activation: str, eps: float) -> Tensor:
-    """See `turbogr.ops.norm_linear.norm_linear`."""
-    out: Tensor = torch.ops.turbogr.norm_linear(x, weight, bias, norm, activation, eps)[0]
-    return out
+def norm_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, widths: list[int], norm: str, activation: str, eps: float
+) -> list[Tensor]:
+    """See `turbogr.ops.norm_linear.norm_linear_pieces`."""
+    pieces: list[Tensor] = torch.ops.turbogr.norm_linear(x, weight, bias, widths, norm, activation, eps)[0]
+    return pieces

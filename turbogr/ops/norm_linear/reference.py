@@ -16,10 +16,12 @@ def normalize(x: Tensor, norm: str, eps: float) -> Tensor:
     return x
 
 
-def norm_linear(x: Tensor, weight: Tensor, bias: Tensor | None, norm: str, activation: str, eps: float) -> Tensor:
-    """See `turbogr.ops.norm_linear.norm_linear`."""
+def norm_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, widths: list[int], norm: str, activation: str, eps: float
+) -> list[Tensor]:
+    """See `turbogr.ops.norm_linear.norm_linear_pieces`."""
     y = normalize(x, norm, eps) @ weight
     if bias is not None:
         y = y + bias
     assert activation in ("silu", "none"), activation
-    return F.silu(y) if activation == "silu" else y
+    return list((F.silu(y) if activation == "silu" else y).split(widths, dim=1))
