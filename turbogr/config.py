@@ -146,20 +146,13 @@ class DataConfig:
     the last max_len events of a long user, `split` cuts a long user into consecutive windows. `split` overrides the
     rule in the store's manifest.
 
-    On several ranks, a batch is that of all ranks together and `balance` says how they share it: `none` equally many
-    sequences each, `token-budget` (with `batch_tokens`) equally many tokens, `reallocate` equal cost; `auto` chooses by
-    the lengths. It changes the speed, never the result. A sequence of n tokens costs a·n + b·n²; `cost` is [a, b], in
-    any unit (unset: measured when the run starts, and stored with it). `speeds` has a number per rank where the devices
-    are not equally fast.
+    On several ranks this is the batch of all of them together.
     """
 
     batch_size: int | None = None
     batch_tokens: int | None = None
     window: Literal["last", "split"] = "last"
     split: str | None = None
-    balance: Literal["auto", "none", "token-budget", "reallocate"] = "auto"
-    cost: tuple[float, float] | None = None
-    speeds: tuple[float, ...] | None = None
 
     def check(self) -> None:
         _positive(self, "batch_size", "batch_tokens")
@@ -167,12 +160,6 @@ class DataConfig:
             raise UserError(
                 f"set one of data.batch_size ({self.batch_size}) and data.batch_tokens ({self.batch_tokens}), not both"
             )
-        if self.balance == "token-budget" and self.batch_tokens is None:
-            raise UserError("data.balance 'token-budget' needs data.batch_tokens; set it, or choose 'reallocate'")
-        if self.cost is not None and not (min(self.cost) >= 0 and max(self.cost) > 0):
-            raise UserError(f"data.cost must be two numbers [a, b], not negative and not both 0, got {list(self.cost)}")
-        if self.speeds is not None and not (self.speeds and min(self.speeds) > 0):
-            raise UserError(f"data.speeds must be a positive number for every rank, got {list(self.speeds)}")
 
 
 @dataclass(frozen=True)
@@ -240,15 +227,29 @@ class ParallelConfig:
     follows from the topology: the ranks of one machine form a group, or those of as few machines as hold the table.
     `wire` is the precision in which item vectors and their gradients travel. Every `check_every` steps copies of the
     same weights are compared (unset: never).
+
+    `balance` says how ranks share the sequences of a batch: `none` equally many each, `token-budget` (with
+    `data.batch_tokens`) equally many tokens, `reallocate` equal cost; `auto` chooses by the lengths. It changes the
+    speed, never the result. A sequence of n tokens costs a·n + b·n²; `cost` is [a, b], in any unit (unset: measured
+    when the run starts, and stored with it). `speeds` has a number per rank where devices are not equally fast.
     """
 
     groups: int | None = None
     members: int | None = None
     wire: Literal["fp32", "fp16", "bf16"] = "fp32"
     check_every: int | None = 100
+    balance: Literal["auto", "none", "token-budget", "reallocate"] = "auto"
+    cost: tuple[float, float] | None = None
+    speeds: tuple[float, ...] | None = None
 
     def check(self) -> None:
         _positive(self, "groups", "members", "check_every")
+        if self.cost is not None and not (min(self.cost) >= 0 and max(self.cost) > 0):
+            raise UserError(
+                f"parallel.cost must be two numbers [a, b], not negative and not both 0, got {list(self.cost)}"
+            )
+        if self.speeds is not None and not (self.speeds and min(self.speeds) > 0):
+            raise UserError(f"parallel.speeds must be a positive number for every rank, got {list(self.speeds)}")
 
 
 @dataclass(frozen=True)
@@ -267,6 +268,8 @@ class Config:
         """Raise UserError for values that make no sense, alone or together."""
         for section in dataclasses.fields(self):
             getattr(self, section.name).check()
+        if self.parallel.balance == "token-budget" and self.data.batch_tokens is None:
+            raise UserError("parallel.balance 'token-budget' needs data.batch_tokens; set it, or choose 'reallocate'")
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:

@@ -11,6 +11,7 @@ from turbogr.data.loader import Loader
 from turbogr.data.prepare import prepare_table
 from turbogr.data.split import Split
 from turbogr.data.store import Store
+from turbogr.errors import UserError
 
 
 @pytest.fixture(scope="module")
@@ -85,3 +86,29 @@ def test_leaving_early_stops_the_reader(store: Store) -> None:
 def test_unshuffled_batches_follow_the_store(store: Store) -> None:
     users = np.concatenate([batch.users.numpy() for batch in make(store, shuffle=False)])
     assert (np.diff(users) > 0).all()
+
+
+@pytest.mark.parametrize("balance", ["auto", "none", "token-budget", "reallocate"])
+def test_ranks_share_the_batches_of_one_rank(store: Store, balance: str) -> None:
+    alone = make(store, batch_tokens=60)
+    ranks = [make(store, batch_tokens=60, balance=balance, rank=rank, num_ranks=3) for rank in range(3)]
+    for batch, *parts in zip(alone, *ranks, strict=True):
+        assert sorted(event for part in parts for event in part.events.tolist()) == sorted(batch.events.tolist())
+        for part in parts:
+            assert part.lengths_of_step.tolist() == batch.items.lengths.tolist()
+
+
+def test_ranks_are_balanced_by_the_cost_and_speeds_given(store: Store) -> None:
+    def loads(**options: object) -> np.ndarray:
+        ranks = [make(store, max_len=40, batch_tokens=200, rank=r, num_ranks=2, **options) for r in range(2)]
+        return np.array([[part.num_tokens for part in parts] for parts in zip(*ranks, strict=True)])
+
+    naive, even, tilted = loads(balance="none"), loads(balance="reallocate"), loads(speeds=[3.0, 1.0])
+    assert np.ptp(even, axis=1).sum() < 0.5 * np.ptp(naive, axis=1).sum()
+    assert tilted[:, 0].sum() == pytest.approx(3 * tilted[:, 1].sum(), rel=0.2)
+
+
+def test_speeds_must_be_given_for_every_rank(store: Store) -> None:
+    with pytest.raises(UserError, match=r"parallel\.speeds has 2 numbers for 3 ranks"):
+        make(store, num_ranks=3, speeds=[1.0, 2.0])
+    assert make(store, speeds=[1.0, 2.0]).num_batches(0) > 0, "without effect on one rank"

@@ -13,7 +13,7 @@ import pytest
 from tests.parallel.ranks import run_ranks
 from tests.parallel.training import load_and_finish_epoch, save_after, train_run
 from turbogr.api import evaluate_run
-from turbogr.config import Config
+from turbogr.config import Config, load_config
 from turbogr.train.checkpoint import load_for_inference
 
 
@@ -58,8 +58,11 @@ def test_a_signal_on_one_rank_stops_all_at_the_same_step_and_one_process_goes_on
     assert [(end["status"], end["signal"]) for end in stopped] == [("interrupted", 15)] * 2
     assert stopped[0]["step"] == stopped[1]["step"] <= 4
     assert json.loads((tmp_path / "run/run.json").read_text())["status"] == "interrupted"
+    measured = load_config(tmp_path / "run/config.yaml").parallel.cost
     ended = train_run(few, store_path, tmp_path / "run", resume=True)
     assert ended["status"] == "finished" and ended["step"] == straight["step"]
+    assert load_config(tmp_path / "run/config.yaml").parallel.cost == measured is not None
+    assert load_config(tmp_path / "straight/config.yaml").parallel.cost is None, "one rank has nothing to balance"
     one, many = (load_for_inference(tmp_path / name, "last") for name in ("straight", "run"))
     np.testing.assert_allclose(many[1].weight.numpy(), one[1].weight.numpy(), rtol=1e-4, atol=1e-5)
 

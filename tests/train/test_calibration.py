@@ -34,7 +34,7 @@ def test_a_small_model_is_measured(config: Config) -> None:
 
 def test_a_cost_is_measured_only_where_none_is_given(config: Config) -> None:
     measured = with_measured_cost(config, 50, device=torch.device("cpu"))
-    assert measured.data.cost is not None and max(measured.data.cost) > 0
+    assert measured.parallel.cost is not None and max(measured.parallel.cost) > 0
     assert load(measured) == measured
     assert with_measured_cost(measured, 50, device=torch.device("meta")) is measured
 

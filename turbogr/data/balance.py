@@ -108,7 +108,7 @@ def plan_steps(
     strategy = resolve_strategy(strategy, lengths, cost, batch_tokens)
     order = shuffled_order(len(lengths), seed, epoch)
     bounds = batch_bounds(lengths[order], batch_size=batch_size, batch_tokens=batch_tokens)
-    return StepPlan(strategy, order, bounds, lengths, cost, _check_speeds(world, speeds))
+    return StepPlan(strategy, order, bounds, lengths, cost, check_speeds(world, speeds))
 
 
 def share_step(
@@ -128,7 +128,7 @@ def share_step(
         ValueError: an argument out of range.
     """
     assert strategy != "auto", "resolve the strategy first"
-    ranks = _check_speeds(world, speeds)
+    ranks = check_speeds(world, speeds)
     owners = contiguous_owners(len(lengths), world)
     if strategy != "none" and world > 1:
         costs = lengths if strategy == "token-budget" else (cost or CostModel()).whole_costs(lengths)
@@ -182,12 +182,18 @@ def wait_share(loads: NDArray[Any]) -> float:
     return 0.0 if total <= 0 else 1.0 - float(loads.mean(axis=1).sum()) / total
 
 
-def _check_speeds(world: int, speeds: Sequence[float] | Float64Array | None) -> Float64Array:
+def check_speeds(world: int, speeds: Sequence[float] | Float64Array | None) -> Float64Array:
+    """Return the speeds of `world` ranks, [world], equal ones where none are given.
+
+    Raises:
+        UserError: not as many speeds as ranks.
+        ValueError: no ranks, or a speed that is not positive.
+    """
     if world < 1:
         raise ValueError(f"world must be at least 1, got {world}")
     checked = np.ones(world) if speeds is None else np.array(speeds, np.float64)
     if checked.shape != (world,):
-        raise UserError(f"data.speeds has {len(checked)} numbers for {world} ranks; give one for each rank")
+        raise UserError(f"parallel.speeds has {len(checked)} numbers for {world} ranks; give one for each rank")
     if not (np.isfinite(checked) & (checked > 0)).all():
         raise ValueError(f"speeds must be positive, got {checked.min():g}")
     return checked

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import torch
 
+from turbogr.data.balance import Strategy, check_speeds, resolve_strategy, share_step
 from turbogr.data.batching import Batch, plan_batches, training_batch, training_sequences
+from turbogr.data.cost import CostModel
 from turbogr.data.split import Split
 from turbogr.data.store import Store
 from turbogr.data.vocabulary import Int64Array
@@ -22,7 +24,8 @@ class Loader:
     """Yields the training batches of the current epoch from the current position.
 
     Batch (epoch, step) depends on the store, the options and the seed alone; of `num_ranks` ranks, each gets its part
-    of it, possibly none of its sequences, and the lengths of all. While a batch is being used, the position already
+    of it, possibly none of its sequences, and the lengths of all. How ranks share a batch is `balance`, with `cost` and
+    `speeds` as in `turbogr.data.balance.plan_steps`. While a batch is being used, the position already
     names the next one, so a state saved then continues without repeating or skipping anything, on any number of ranks.
 
     Raises:
@@ -42,6 +45,9 @@ class Loader:
         shuffle: bool = True,
         rank: int = 0,
         num_ranks: int = 1,
+        balance: Strategy = "auto",
+        cost: CostModel | None = None,
+        speeds: Sequence[float] | None = None,
     ) -> None:
         assert 0 <= rank < num_ranks, (rank, num_ranks)
         self.rank, self.num_ranks = rank, num_ranks
@@ -51,6 +57,9 @@ class Loader:
         self.batch_tokens = batch_tokens
         self.seed = seed
         self.shuffle = shuffle
+        self.cost = cost or CostModel()
+        self.speeds = check_speeds(num_ranks, speeds if num_ranks > 1 else None)
+        self.balance = resolve_strategy(balance, self.sequences.lengths, self.cost, batch_tokens)
         self.epoch = 0
         self.step = 0
         self._plan: tuple[int, list[Int64Array]] | None = None
@@ -95,9 +104,10 @@ class Loader:
     def _read(self, chosen: Int64Array) -> Batch:
         if self.num_ranks == 1:
             return training_batch(self.store, self.sequences, chosen)
-        mine = np.array_split(chosen, self.num_ranks)[self.rank]
-        lengths = torch.from_numpy(self.sequences.lengths[chosen])
-        return dataclasses.replace(training_batch(self.store, self.sequences, mine), step_lengths=lengths)
+        lengths = self.sequences.lengths[chosen]
+        parts = share_step(lengths, world=self.num_ranks, strategy=self.balance, cost=self.cost, speeds=self.speeds)
+        mine = training_batch(self.store, self.sequences, chosen[parts[self.rank]])
+        return dataclasses.replace(mine, step_lengths=torch.from_numpy(lengths))
 
     def __iter__(self) -> Iterator[Batch]:
         epoch = self.epoch

@@ -46,11 +46,11 @@ def measure_cost(
 
 
 def with_measured_cost(config: Config, num_items: int, *, device: torch.device) -> Config:
-    """Return the config with `data.cost` filled in, measured where it is unset; the config must be resolved."""
-    if config.data.cost is not None:
+    """Return the config with `parallel.cost` filled in, measured where it is unset; the config must be resolved."""
+    if config.parallel.cost is not None:
         return config
     cost = measure_cost(config, num_items, device=device)
-    return dataclasses.replace(config, data=dataclasses.replace(config.data, cost=(cost.a, cost.b)))
+    return dataclasses.replace(config, parallel=dataclasses.replace(config.parallel, cost=(cost.a, cost.b)))
 
 
 def calibration_shapes(max_len: int) -> list[Int64Array]:

@@ -29,6 +29,7 @@ from turbogr.files import replace_text
 from turbogr.parallel.agreement import check_same_start
 from turbogr.parallel.mesh import Mesh, MeshSize, choose_mesh
 from turbogr.parallel.world import World, is_restarted, joined
+from turbogr.train.calibration import with_measured_cost
 from turbogr.train.checkpoint import read_run_record
 from turbogr.train.stopping import AgreedStop
 from turbogr.train.summary import SUMMARY, summary_is_current, write_summary
@@ -112,6 +113,8 @@ def _prepare(
     warm_start = None if init_from is None else WarmStart(init_from, store)
     config = resolve_against(config if warm_start is None else warm_start.fill(config), store)
     changes: list[str] = []
+    if exists:
+        config = _with_stored_cost(config, run)
     record = _resumed_record(run, config, store, changes) if exists else _new_record(config, store, recipe)
     record.setdefault("init_from", None if init_from is None else str(Path(init_from).resolve()))
     return _Start(config, store, run, exists, warm_start, record, changes)
@@ -125,6 +128,7 @@ def _build(start: _Start, world: World) -> tuple[Trainer, dict[str, Any]]:
     ops.set_backend(config.train.backend)
     ops.keep_freed_memory()
     device = choose_device(config.train.device, world.local_rank if world.size > 1 else None)
+    config = start.config = _with_cost(config, start.store, world, device)
     mesh_size = _mesh_size(config, start.store, world, device)
     mesh = Mesh.build(world, mesh_size, device.type)
     peak = machine.gemm_peak(torch.float32) if device.type == "cpu" else None
@@ -145,6 +149,15 @@ def _build(start: _Start, world: World) -> tuple[Trainer, dict[str, Any]]:
         },
     }
     return trainer, environment
+
+
+def _with_cost(config: Config, store: Store, world: World, device: torch.device) -> Config:
+    """Fill in what sequences cost, if ranks share them by cost: rank 0 measures, so that all plan with its numbers."""
+    if world.size == 1 or config.parallel.balance in ("none", "token-budget"):
+        return config
+    measured = [config]
+    world.on_first(lambda: measured.append(with_measured_cost(config, store.num_items, device=device)))
+    return world.gather_objects(measured[-1])[0]
 
 
 def _mesh_size(config: Config, store: Store, world: World, device: torch.device) -> MeshSize:
@@ -306,6 +319,14 @@ def _resumed_record(run: Path, config: Config, store: Store, changes: list[str])
         )
     changes += [f"resuming with {key}={after[key]} (was {before.get(key)})" for key in changed]
     return {**record, "data": {**record["data"], "path": str(store.path.resolve())}}
+
+
+def _with_stored_cost(config: Config, run: Path) -> Config:
+    """Keep the measured cost of sequences that a run was started with: the same plan gives the same rounding."""
+    stored = load_config(run / "config.yaml").parallel.cost if (run / "config.yaml").exists() else None
+    if config.parallel.cost is not None or stored is None:
+        return config
+    return dataclasses.replace(config, parallel=dataclasses.replace(config.parallel, cost=stored))
 
 
 def _flat(config: Config) -> dict[str, Any]:

@@ -19,6 +19,7 @@ import torch
 
 from turbogr.config import Config
 from turbogr.data.batching import Batch
+from turbogr.data.cost import CostModel
 from turbogr.data.loader import Loader
 from turbogr.data.split import Split
 from turbogr.data.store import Store
@@ -89,6 +90,9 @@ class Trainer:
             seed=config.train.seed,
             rank=self.world.rank,
             num_ranks=self.world.size,
+            balance=config.parallel.balance,
+            cost=None if config.parallel.cost is None else CostModel(*config.parallel.cost),
+            speeds=config.parallel.speeds,
         )
         if not self.loader.num_sequences:
             raise UserError(
