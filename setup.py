@@ -5,7 +5,8 @@ is compiled once per instruction set (see csrc/runtime.h). Without a compiler th
 runs on the reference operators.
 
 Environment: CXX names the compiler; TURBOGR_SANITIZE=address,undefined builds for the sanitizers;
-TURBOGR_SKIP_KERNELS=1 installs without the kernels.
+TURBOGR_SKIP_KERNELS=1 installs without the kernels; for measurements, TURBOGR_BUILD_ISA=avx2 builds for one
+instruction set alone and TURBOGR_DEFINES="-DNAME=VALUE ..." changes constants of the kernels.
 """
 
 from __future__ import annotations
@@ -44,9 +45,11 @@ AVX512 = [
 
 def instruction_sets() -> dict[str, list[str]]:
     """Names of the variants to build, with their compiler flags."""
+    known: dict[str, list[str]] = {"generic": []}
     if platform.machine().lower() in ("x86_64", "amd64"):
-        return {"generic": [], "avx2": AVX2, "avx512": AVX512}
-    return {"generic": []}
+        known |= {"avx2": AVX2, "avx512": AVX512}
+    wanted = os.environ.get("TURBOGR_BUILD_ISA")
+    return {wanted: known[wanted]} if wanted else known
 
 
 class BuildKernels(build_ext):
@@ -63,6 +66,7 @@ class BuildKernels(build_ext):
             raise CompileError(f"no C++ compiler '{compiler[0]}'; TurboGR will run on the reference operators")
         sanitize = os.environ.get("TURBOGR_SANITIZE")
         flags = [*FLAGS, "-O1", "-g", f"-fsanitize={sanitize}", "-fno-omit-frame-pointer"] if sanitize else FLAGS
+        flags = [*flags, *shlex.split(os.environ.get("TURBOGR_DEFINES", ""))]
         objects_dir = Path(self.build_temp) / ("sanitized" if sanitize else "kernels")
         objects_dir.mkdir(parents=True, exist_ok=True)
         headers = max(path.stat().st_mtime for path in [*CSRC.glob("*.h"), Path(__file__)])

@@ -36,7 +36,7 @@ struct Shape {
         e_padded(round_up(v, kLanes)),
         group(heads_together(num_heads, qk + v * num_channels)) {}
 
-  int64_t rows_per_task() const { return max_of(1, 65536 / (kBlock * group * (d + channels * e))) * kBlock; }
+  int64_t rows_per_task() const { return max_of(1, kTaskFloats / (kBlock * group * (d + channels * e))) * kBlock; }
   int64_t out_stride() const { return heads * channels * e; }
 };
 

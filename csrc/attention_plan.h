@@ -26,9 +26,16 @@ inline int larger_work_first(const void* a, const void* b) {
   return x < y ? 1 : x > y ? -1 : 0;
 }
 
-// Heads that share a tile of bias: as many as keep a block's rows of queries and outputs in 256 KB.
+// Floats of queries and outputs that a task keeps at hand, 256 KB: what fits into half of a usual L2 cache. From it
+// follow, by the size of the heads, how many heads and how many blocks of rows a task takes together.
+#ifndef TURBOGR_TASK_FLOATS
+#define TURBOGR_TASK_FLOATS 65536
+#endif
+constexpr int64_t kTaskFloats = TURBOGR_TASK_FLOATS;
+
+// Heads that share a tile of bias.
 inline int64_t heads_together(int64_t heads, int64_t width) {
-  const int64_t fit = max_of(1, 65536 / (kBlock * width));
+  const int64_t fit = max_of(1, kTaskFloats / (kBlock * width));
   return ceil_div(heads, ceil_div(heads, min_of(heads, fit)));
 }
 

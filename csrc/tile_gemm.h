@@ -18,8 +18,12 @@ constexpr int kTileRows = kRegisters == 32 ? 12 : 6;
 constexpr int kTileVectors = 2;
 constexpr int kTileColumns = kTileVectors * kLanes;
 
-// Side of the blocks into which sequences are cut: a multiple of kTileRows and kTileColumns for every instruction set.
-constexpr int64_t kBlock = 96;
+// Side of the blocks into which sequences are cut: a multiple of kTileRows and kTileColumns. 96 serves every
+// instruction set; `turbogr bench tiles` compares it with others.
+#ifndef TURBOGR_BLOCK
+#define TURBOGR_BLOCK 96
+#endif
+constexpr int64_t kBlock = TURBOGR_BLOCK;
 static_assert(kBlock % kTileRows == 0 && kBlock % kTileColumns == 0, "blocks must hold whole micro-tiles");
 
 // Rows of a block are padded to whole groups.

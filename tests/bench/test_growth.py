@@ -83,7 +83,7 @@ def test_a_case_is_measured_in_a_process_of_its_own() -> None:
     )
     assert measured["tokens_per_step"] == 64
     assert measured["tokens_per_second"] > 0 and measured["strict_flops_per_second"] > 0
-    assert "sampled_softmax" in measured["profile"]
+    assert len(measured["profile"]) > 5 and "between operators" in measured["profile"]
 
 
 def test_settings_that_show_nothing() -> None:

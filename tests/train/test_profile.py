@@ -60,4 +60,4 @@ def test_training_writes_a_profile_unless_told_not_to(config: Config, store: Sto
     assert losses[0] == losses[1]
     profile = json.loads((tmp_path / "run-True" / "profile.json").read_text())
     assert profile["steps"] == 5
-    assert any("attention" in name or name == "bmm" for name in profile["milliseconds"])
+    assert len(profile["milliseconds"]) > 5 and OUTSIDE in profile["milliseconds"]

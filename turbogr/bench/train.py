@@ -5,7 +5,7 @@ lengths up to 1024), and the paper's presets with the lengths of KuaiRand-27K. E
 is against the best fp32 GEMM measured in the same run. RecTools needs an environment of its own; name its interpreter
 with `--set rectools_python=PATH`, else that comparison is left out.
 
-A step of the largest presets takes about a minute on two cores, and cases can be measured one by one:
+A step of the largest presets takes more than a minute on two cores, and cases can be measured one by one:
 `--set cases=fuxi_long --set merge=FILE --json FILE` adds to what FILE, if it is there, has of other cases; it must be
 of the same machine and versions.
 """

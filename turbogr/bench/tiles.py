@@ -1,0 +1,130 @@
+"""Tile sizes of attention: how far the built-in choice is from the best of several, by head size and length.
+
+Two constants decide how attention is cut: the side of a block (csrc/tile_gemm.h) and the floats that a task keeps at
+hand (csrc/attention_plan.h), from which the numbers of heads and of rows per task follow by the shape. Each candidate
+is a build of the kernels of its own, so this needs the source tree and a compiler; one constant is varied at a time.
+Blocks must be multiples of the micro-tile, which depends on the instruction set: one that is not is left out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import turbogr
+from turbogr.bench.record import Cell, Result, Table
+from turbogr.errors import UserError
+from turbogr.ops import native
+from turbogr.report.charts import Axis, grouped_bar_chart
+
+SETTINGS: dict[str, Any] = {
+    "blocks": [48, 144, 192],  # besides the built-in one
+    "task_floats": [32768, 131072],
+    "head_dims": [16, 32, 64, 128],
+    "lengths": [200, 1024, 4096],
+    "tokens": 16384,
+    "heads": 4,
+    "repeats": 5,
+    "threads": 0,  # 0: as many as torch uses
+}
+
+_BUILT_IN = "built in"
+
+
+class Candidate(NamedTuple):
+    """A name for people, and the constants that differ from the built-in ones."""
+
+    name: str
+    defines: str
+
+
+def run(settings: Mapping[str, Any]) -> Result:
+    """Measure every candidate at every shape; figures are `builtin_vs_best_d<head>_n<length>` (1 is best) and `worst`.
+
+    Raises:
+        UserError: no source tree, or no kernels.
+    """
+    root = Path(turbogr.__file__).parents[1]
+    if not (root / "csrc").is_dir() or not (root / "setup.py").is_file():
+        raise UserError("bench tiles builds the kernels anew; run it from TurboGR's source tree")
+    shapes = [(head_dim, length) for head_dim in settings["head_dims"] for length in settings["lengths"]]
+    seconds = {_BUILT_IN: _measure(shapes, settings, {})}
+    notes = []
+    with tempfile.TemporaryDirectory(prefix="turbogr-tiles-") as folder:
+        for candidate in _candidates(settings):
+            try:
+                library = _build(candidate, root, Path(folder) / candidate.name.replace(" ", "-"))
+            except RuntimeError as error:
+                notes.append(f"{candidate.name} was left out: {error}")
+                continue
+            seconds[candidate.name] = _measure(shapes, settings, {"TURBOGR_KERNELS": str(library)})
+    return _result(shapes, seconds, notes)
+
+
+def _candidates(settings: Mapping[str, Any]) -> list[Candidate]:
+    blocks = [Candidate(f"block {side}", f"-DTURBOGR_BLOCK={side}") for side in settings["blocks"]]
+    tasks = [Candidate(f"task {floats}", f"-DTURBOGR_TASK_FLOATS={floats}") for floats in settings["task_floats"]]
+    return blocks + tasks
+
+
+def _build(candidate: Candidate, root: Path, folder: Path) -> Path:
+    """Build the kernels of the instruction set in use.
+
+    Raises:
+        RuntimeError: the compiler refused.
+    """
+    command = [sys.executable, "setup.py", "-q", "build_ext", "--build-lib", str(folder), "--build-temp", f"{folder}.o"]
+    variables = {"TURBOGR_DEFINES": candidate.defines, "TURBOGR_BUILD_ISA": native.isa()}
+    built = subprocess.run(
+        command, cwd=root, env={**os.environ, **variables}, capture_output=True, text=True, check=False
+    )
+    library = folder / "turbogr" / "ops" / "_kernels.so"
+    if built.returncode or not library.exists():
+        said = [line for line in built.stderr.splitlines() if "error" in line] or ["the build failed"]
+        raise RuntimeError(said[0].strip())
+    return library
+
+
+def _measure(shapes: list[tuple[int, int]], settings: Mapping[str, Any], variables: dict[str, str]) -> list[float]:
+    request = {key: settings[key] for key in ("tokens", "heads", "repeats", "threads")} | {"shapes": shapes}
+    child = subprocess.run(
+        [sys.executable, "-m", "turbogr.bench._tiles"],
+        env={**os.environ, "TURBOGR_ISA": native.isa(), **variables},
+        input=json.dumps(request),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if child.returncode:
+        raise RuntimeError(f"the measuring process ended with {child.returncode}: {child.stderr[-2000:]}")
+    seconds: list[float] = json.loads(child.stdout.splitlines()[-1])
+    return seconds
+
+
+def _result(shapes: list[tuple[int, int]], seconds: Mapping[str, list[float]], notes: list[str]) -> Result:
+    figures: dict[str, float] = {}
+    rows: list[list[Cell]] = []
+    for at, (head_dim, length) in enumerate(shapes):
+        times = {name: column[at] for name, column in seconds.items()}
+        best = min(times, key=lambda name: times[name])
+        ratio = times[_BUILT_IN] / times[best]
+        figures[f"builtin_vs_best_d{head_dim}_n{length}"] = ratio
+        rows.append([head_dim, length, *(1e3 * value for value in times.values()), best, ratio])
+    figures["worst"] = max(figures.values())
+    columns = ["head", "length", *(f"{name} ms" for name in seconds), "best", "built in / best"]
+    plot = grouped_bar_chart(
+        [f"{head_dim} × {length}" for head_dim, length in shapes],
+        {name: [value / base for value, base in zip(column, seconds[_BUILT_IN], strict=True)]
+         for name, column in seconds.items()},
+        title="Time of attention by tile sizes",
+        x_label="head size × length",
+        y=Axis("relative to the built-in choice", zero=True),
+        width=max(560, 80 * len(shapes)),
+    )  # fmt: skip
+    return Result(figures, [Table("Forward and backward of HSTU attention", columns, rows)], {"tiles": plot}, notes)
