@@ -30,7 +30,7 @@ def test_the_keys_are_those_promised(result: tuple[balance.Result, dict[str, flo
         assert 0 <= figures[f"imbalance_after_{world}"] < figures[f"imbalance_before_{world}"] < 100
     assert figures["amazon_imbalance_after_16"] < figures["amazon_imbalance_before_16"]
     assert figures["imbalance_unequal_after_16"] < figures["imbalance_unequal_before_16"]
-    assert 0 <= figures["measured_wait_after_4"] < 100 and 0 <= figures["measured_wait_before_4"] < 100
+    assert 0 <= figures["wait_share_after_2"] < 100 and 0 <= figures["wait_share_before_2"] < 100
     assert figures["plan_seconds_100k_1024"] > 0
 
 

@@ -1,25 +1,41 @@
-"""Real steps of a small model, shared between four ranks whose parts are computed one after the other and timed.
+"""What real ranks wait: processes that train a small model together over gloo, with and without balancing.
 
-One after the other, as the parts would disturb each other on a machine with fewer cores than ranks. What a rank would
-wait is then the difference to the slowest part. The best of several times counts: others are the machine's noise.
+Run by torchrun as `-m turbogr.bench._balance_measured OPTIONS`, the options as JSON; rank 0 writes the result as JSON.
+Every rank times its own forward and backward between two barriers. The best of several times counts: the rest is what
+else the machine does. With more ranks than cores they would only disturb each other.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import math
+import os
+import subprocess
+import sys
+import tempfile
+import time
 from collections.abc import MutableMapping
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
 from turbogr.bench.record import Cell, Table
 from turbogr.config import Config, ModelConfig, resolve
-from turbogr.data.balance import Strategy, plan_steps, wait_share
+from turbogr.data.balance import StepPlan, Strategy, plan_steps, wait_share
+from turbogr.data.cost import CostModel, Float64Array
 from turbogr.data.vocabulary import Int64Array
-from turbogr.train.calibration import StepTimer, measure_cost
+from turbogr.machine import usable_cores
+from turbogr.parallel.mesh import Mesh, choose_mesh
+from turbogr.parallel.world import World, joined
+from turbogr.train.calibration import made_up_batch, measure_cost
+from turbogr.train.step import Stepper
 
-_WORLD, _BATCH_SIZE, _NUM_ITEMS, _REPEATS = 4, 32, 5000, 5
+_BATCH_SIZE, _NUM_ITEMS, _MAX_LEN, _REPEATS = 8, 5000, 512, 5
 _SCALE = 16  # lengths are this much shorter than KuaiRand's, so that a step takes a moment on a processor
+_STRATEGIES: dict[str, Strategy] = {"before": "none", "after": "reallocate"}
 
 
 def lognormal(num: int, median: float, mean: float, longest: int, seed: int = 0) -> Int64Array:
@@ -30,36 +46,79 @@ def lognormal(num: int, median: float, mean: float, longest: int, seed: int = 0)
     return lengths
 
 
-def measured_waiting(steps: int, median: float, mean: float, figures: MutableMapping[str, float]) -> Table:
-    """Time `steps` steps with and without balancing; adds `measured_wait_before_4` and `measured_wait_after_4`."""
-    longest = 8192 // _SCALE
-    model = ModelConfig(dim=64, num_blocks=2, num_heads=2, max_len=longest)
-    sizes = {"num_sequences": 2**20, "typical_length": longest, "longest_length": longest}
-    config = resolve(Config(model=model), num_items=_NUM_ITEMS, **sizes)
-    device = torch.device("cpu")
-    cost = measure_cost(config, _NUM_ITEMS, device=device)
-    timer = StepTimer(config, _NUM_ITEMS, device)
-    lengths = lognormal(steps * _BATCH_SIZE, median / _SCALE, mean / _SCALE, longest)
+def measured_waiting(ranks: int, steps: int, median: float, mean: float, figures: MutableMapping[str, float]) -> Table:
+    """Train `steps` steps on `ranks` processes, both ways; adds `wait_share_before_N` and `wait_share_after_N`.
+
+    Raises:
+        RuntimeError: the processes failed; the message holds the end of what they said.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        result = Path(folder, "result.json")
+        options = json.dumps({"steps": steps, "median": median, "mean": mean, "result": str(result)})
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+        done = subprocess.run(
+            [*torchrun, "-m", "turbogr.bench._balance_measured", options],
+            env={**os.environ, "OMP_NUM_THREADS": str(max(1, usable_cores() // ranks))},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise RuntimeError(f"the ranks ended with {done.returncode}: {done.stderr[-2000:]}")
+        measured = json.loads(result.read_text(encoding="utf-8"))
     rows: list[list[Cell]] = []
-    strategies: dict[str, Strategy] = {"before": "none", "after": "reallocate"}
-    for when, strategy in strategies.items():
-        plan = plan_steps(lengths, world=_WORLD, batch_size=_BATCH_SIZE, strategy=strategy, cost=cost)
-        seconds = np.array([[_seconds(timer, lengths[part]) for part in step] for step in plan])
+    for when, strategy in _STRATEGIES.items():
+        found = measured[when]
+        figures[f"wait_share_{when}_{ranks}"] = 100 * found["waiting"]
+        rows.append([strategy, 100 * found["waiting"], 100 * found["planned"], 1e3 * found["seconds"]])
+    a, b = (1e6 * number for number in measured["cost"])
+    title = f"Measured on {ranks} processes: n tokens cost {a:.3g}·n + {b:.3g}·n² µs"
+    return Table(title, ["strategy", "waiting %", "by the cost model %", "slowest rank ms"], rows)
+
+
+def measure(world: World, options: dict[str, Any]) -> dict[str, Any]:
+    """Measure on all ranks together; return the same result on each."""
+    model = ModelConfig(dim=64, num_blocks=2, num_heads=2, max_len=_MAX_LEN)
+    sizes = {"num_sequences": 2**20, "typical_length": _MAX_LEN, "longest_length": _MAX_LEN}
+    config, device = resolve(Config(model=model), num_items=_NUM_ITEMS, **sizes), torch.device("cpu")
+    measured = measure_cost(config, _NUM_ITEMS, device=device) if world.is_first else CostModel()
+    cost = world.gather_objects(measured)[0]
+    mesh = Mesh.build(world, choose_mesh(world.size, world.local_size), "cpu")
+    stepper = Stepper(config, _NUM_ITEMS, device=device, mesh=mesh)
+    batch_size = world.size * _BATCH_SIZE
+    lengths = lognormal(options["steps"] * batch_size, options["median"] / _SCALE, options["mean"] / _SCALE, _MAX_LEN)
+    result: dict[str, Any] = {"cost": [cost.a, cost.b]}
+    for when, strategy in _STRATEGIES.items():
+        plan = plan_steps(lengths, world=world.size, batch_size=batch_size, strategy=strategy, cost=cost)
+        own = np.min([_own_seconds(stepper, plan) for _ in range(_REPEATS)], axis=0)
+        seconds = np.array(world.gather_objects(own)).T
         planned = np.array([[cost.step_cost(lengths[part]) for part in step] for step in plan])
-        figures[f"measured_wait_{when}_{_WORLD}"] = 100 * wait_share(seconds)
-        rows.append([strategy, 100 * wait_share(seconds), 100 * wait_share(planned), 1e3 * seconds.max(axis=1).mean()])
-    columns = ["strategy", "waiting % measured", "planned", "slowest rank ms"]
-    title = f"Measured parts of {_WORLD} ranks, {_cost_text(cost.a, cost.b)}"
-    return Table(title, columns, rows)
+        slowest = float(seconds.max(axis=1).mean())
+        result[when] = {"waiting": wait_share(seconds), "planned": wait_share(planned), "seconds": slowest}
+    return result
 
 
-def _cost_text(a: float, b: float) -> str:
-    """Write down a measured cost in microseconds."""
-    return f"{1e6 * a:.3g}·n + {1e6 * b:.3g}·n² µs for n tokens"
+def _own_seconds(stepper: Stepper, plan: StepPlan) -> Float64Array:
+    """Train on every step of a plan; return how long this rank computed in each, [steps]."""
+    world, seconds = stepper.mesh.world, []
+    for number, parts in enumerate(plan):
+        step_lengths = torch.from_numpy(plan.lengths[plan.global_batch(number)])
+        batch = made_up_batch(plan.lengths[parts[world.rank]], _NUM_ITEMS)
+        batch = dataclasses.replace(batch, step_lengths=step_lengths)
+        working_set = stepper.fetch(batch, number)
+        world.barrier()
+        started = time.perf_counter()
+        loss = stepper.compute(batch, working_set, number)
+        seconds.append(time.perf_counter() - started)
+        world.barrier()
+        rows = stepper.reduce(working_set)
+        stepper.update(rows, stepper.measure(loss, rows).grad_norm, 1.0)
+    return np.array(seconds)
 
 
-def _seconds(timer: StepTimer, lengths: Int64Array) -> float:
-    if not len(lengths):
-        return 0.0
-    batch = timer.batch(lengths)
-    return min(timer.seconds(batch) for _ in range(_REPEATS))
+if __name__ == "__main__":
+    _options = json.loads(sys.argv[1])
+    with joined() as _world:
+        _result = measure(_world, _options)
+        if _world.is_first:
+            Path(_options["result"]).write_text(json.dumps(_result), encoding="utf-8")

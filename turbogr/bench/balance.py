@@ -2,9 +2,9 @@
 
 Lengths are lognormal: like KuaiRand-27K's (median 8,591, mean 11,796), cut off at `max_len`, and short ones like those
 of Amazon reviews. Waiting is what the paper calls imbalance, time waited ÷ time of the step; costs are counted from the
-model (or given as `cost`), so these figures are exact and the same on every machine. Then the parts of some steps are
-really computed, one after the other, and timed. `turbogr bench balance --set learning_epochs=10` also trains on the
-built-in log with batches of sequences and with batches of tokens.
+model (or given as `cost`), so these figures are exact and the same on every machine. Then `ranks` processes train a
+small model and time their parts. `turbogr bench balance --set learning_epochs=10` also trains on the built-in log with
+batches of sequences and with batches of tokens.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ SETTINGS: dict[str, Any] = {
     "sequences": 65536,  # of which each figure is taken
     "preset": "long",  # of HSTU, whose FLOPs are the cost
     "cost": [],  # or a, b: of a sequence of n tokens a·n + b·n²
-    "measured_steps": 4,  # 0: nothing is computed
+    "ranks": 2,  # real processes whose waiting is measured; 0: none
+    "measured_steps": 6,
     "learning_epochs": 0,
 }
 
@@ -84,8 +85,9 @@ def run(settings: Mapping[str, Any]) -> Result:
         _robustness(settings, cost, figures),
     ]
     plots = {"balance": _plot(figures, settings["worlds"])}
-    if settings["measured_steps"]:
-        tables.append(measured_waiting(settings["measured_steps"], settings["median"], settings["mean"], figures))
+    if settings["ranks"]:
+        steps = settings["ranks"], settings["measured_steps"]
+        tables.append(measured_waiting(*steps, settings["median"], settings["mean"], figures))
     if settings["learning_epochs"]:
         curves = learning_curves(settings["learning_epochs"])
         figures.update(curves.figures)

@@ -35,8 +35,9 @@ def measure_cost(
     """
     assert config.model.max_len is not None, "resolve the config first"
     shapes = calibration_shapes(config.model.max_len)
-    timer = StepTimer(config, min(num_items, _MAX_ITEMS), device)
-    batches = [timer.batch(lengths) for lengths in shapes]
+    num_items = min(num_items, _MAX_ITEMS)
+    timer = _StepTimer(config, num_items, device)
+    batches = [made_up_batch(lengths, num_items).to(device) for lengths in shapes]
     started = time.perf_counter()
     timer.seconds(batches[0])  # warms up
     times: list[list[float]] = []
@@ -62,12 +63,28 @@ def calibration_shapes(max_len: int) -> list[Int64Array]:
     return [*shapes, np.full(2 * len(shapes[0]), lengths[0], np.int64)]
 
 
-class StepTimer:
-    """A model, a table and a sampler like those of a run, made to be timed. The config must be resolved."""
+def made_up_batch(lengths: Int64Array, num_items: int) -> Batch:
+    """Return sequences of `lengths` [B] with random items at random times: what they are changes no cost."""
+    random = np.random.default_rng(0)
+    total = int(lengths.sum())
+    items, targets = (torch.from_numpy(random.integers(0, num_items, total)) for _ in range(2))
+    times = torch.from_numpy(np.cumsum(random.integers(1, 5000, total)))
+    return Batch(
+        users=torch.arange(len(lengths)),
+        items=Jagged.from_lengths(items, torch.from_numpy(lengths)),
+        events=torch.arange(total),
+        times=times,
+        next_times=times + 1,
+        targets=targets,
+    )
+
+
+class _StepTimer:
+    """A model, a table and a sampler like those of a run."""
 
     def __init__(self, config: Config, num_items: int, device: torch.device) -> None:
         assert config.model.dim is not None
-        self.config, self.num_items, self.device = config, num_items, device
+        self.config, self.device = config, device
         generator = torch.Generator().manual_seed(0)
         self.model = RetrievalModel(config.model)
         self.model.reset_parameters(generator)
@@ -75,22 +92,6 @@ class StepTimer:
         self.table = ItemTable(num_items, config.model.dim, device=device)
         self.table.reset_parameters(0)
         self.sampler = make_sampler(config.loss, num_items, 0)
-
-    def batch(self, lengths: Int64Array) -> Batch:
-        """Make up sequences of `lengths` [B], on the device."""
-        random = np.random.default_rng(0)
-        total = int(lengths.sum())
-        items, targets = (torch.from_numpy(random.integers(0, self.num_items, total)) for _ in range(2))
-        times = torch.from_numpy(np.cumsum(random.integers(1, 5000, total)))
-        batch = Batch(
-            users=torch.arange(len(lengths)),
-            items=Jagged.from_lengths(items, torch.from_numpy(lengths)),
-            events=torch.arange(total),
-            times=times,
-            next_times=times + 1,
-            targets=targets,
-        )
-        return batch.to(self.device)
 
     def seconds(self, batch: Batch) -> float:
         """Return how long the loss of a batch and its gradients take."""
