@@ -1,24 +1,28 @@
 from __future__ import annotations
 
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turbogr.bench import balance, run_benchmark
+from turbogr.bench import _balance_measured, balance, run_benchmark
 from turbogr.bench._balance_learning import learning_curves, length_correlation
 from turbogr.bench._partition import deal_in_turns, difference
 from turbogr.data.cost import CostModel
 from turbogr.errors import UserError
+from turbogr.parallel.world import World
 
-SMALL = ["worlds=[4, 8]", "sequences=2048", "max_len=1024", "max_lens=[512]", "batch_sizes=[2, 8]", "measured_steps=1"]
+SMALL = ["worlds=[4, 8]", "sequences=2048", "max_len=1024", "max_lens=[512]", "batch_sizes=[2, 8]", "ranks=0"]
 
 
 @pytest.fixture(scope="module")
 def result() -> tuple[balance.Result, dict[str, float]]:
-    record, found = run_benchmark(
-        "balance", [*SMALL, "median=600", "mean=800", "amazon_batch_size=16", "measured_steps=1"]
-    )
+    record, found = run_benchmark("balance", [*SMALL, "median=600", "mean=800", "amazon_batch_size=16", "ranks=0"])
     return found, record.figures
 
 
@@ -30,7 +34,6 @@ def test_the_keys_are_those_promised(result: tuple[balance.Result, dict[str, flo
         assert 0 <= figures[f"imbalance_after_{world}"] < figures[f"imbalance_before_{world}"] < 100
     assert figures["amazon_imbalance_after_16"] < figures["amazon_imbalance_before_16"]
     assert figures["imbalance_unequal_after_16"] < figures["imbalance_unequal_before_16"]
-    assert 0 <= figures["wait_share_after_2"] < 100 and 0 <= figures["wait_share_before_2"] < 100
     assert figures["plan_seconds_100k_1024"] > 0
 
 
@@ -50,6 +53,29 @@ def test_waiting_is_taken_over_whole_steps() -> None:
     found = balance.waiting(one)
     assert (found.cost, found.tokens, found.token_difference) == pytest.approx((100 / 3, 100 / 3, 20))
     assert balance.waiting(one, CostModel(0.0, 1.0)).cost == pytest.approx(100 * (1 - 500 / 900))
+
+
+def test_one_rank_waits_for_nobody() -> None:
+    found = _balance_measured.measure(World(), {"steps": 2, "median": 1600.0, "mean": 2000.0})
+    for when in ("before", "after"):
+        assert found[when]["waiting"] == found[when]["planned"] == 0
+        assert found[when]["seconds"] > 0
+
+
+def test_the_measurement_is_told_in_per_cent_and_milliseconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    def torchrun(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        options = json.loads(command[-1])
+        found = {"waiting": 0.25, "planned": 0.2, "seconds": 0.5}
+        Path(options["result"]).write_text(json.dumps({"cost": [2e-6, 1e-9], "before": found, "after": found}))
+        return subprocess.CompletedProcess(command, options["steps"], "", "rank 1 fell")
+
+    monkeypatch.setattr(subprocess, "run", torchrun)
+    figures: dict[str, float] = {}
+    table = _balance_measured.measured_waiting(2, 0, 100.0, 120.0, figures)
+    assert figures == {"wait_share_before_2": 25.0, "wait_share_after_2": 25.0}
+    assert table.rows[0] == ["none", 25.0, 20.0, 500.0] and "2·n + 0.001·n²" in table.title
+    with pytest.raises(RuntimeError, match="rank 1 fell"):
+        _balance_measured.measured_waiting(2, 1, 100.0, 120.0, figures)
 
 
 def test_lognormal_has_the_median_and_the_mean_asked_for() -> None:
