@@ -57,13 +57,38 @@ inline void through_norm(float* grad, int64_t width, Norm norm, float inverse, N
   });
 }
 
-// Calls body(piece, column in it, place in the row, count) for the vectors of all pieces of a row, side by side.
-template <class Body>
-inline void for_pieces(const int64_t* widths, int64_t num_pieces, Body&& body) {
-  int64_t start = 0;
-  for (int64_t piece = 0; piece < num_pieces; ++piece) {
-    for_vectors(widths[piece], [&](int64_t c, int count) { body(piece, c, start + c, count); });
-    start += widths[piece];
+// Columns of a matrix that lie apart in memory; rows of piece i are strides[i] floats apart.
+template <class Pointer>
+struct Pieces {
+  Pointer const* data;
+  const int64_t *strides, *widths;
+  int64_t count;
+};
+
+// A whole row of pieces is worked on in one buffer, so that only its end is shorter than a vector.
+struct RowScratch {
+  float* row;
+  void layout(Arena& arena, int64_t width) { row = arena.take<float>(round_up(width, kLanes)); }
+};
+
+inline void scatter_row(const float* row, int64_t at, const Pieces<float*>& pieces) {
+  for (int64_t i = 0; i < pieces.count; ++i) {
+    float* to = pieces.data[i] + at * pieces.strides[i];
+    std::memcpy(to, row, static_cast<size_t>(pieces.widths[i]) * sizeof(float));
+    row += pieces.widths[i];
+  }
+}
+
+// A piece that is null counts as zeros.
+inline void gather_row(const Pieces<const float*>& pieces, int64_t at, float* row) {
+  for (int64_t i = 0; i < pieces.count; ++i) {
+    const size_t bytes = static_cast<size_t>(pieces.widths[i]) * sizeof(float);
+    if (pieces.data[i] != nullptr) {
+      std::memcpy(row, pieces.data[i] + at * pieces.strides[i], bytes);
+    } else {
+      std::memset(row, 0, bytes);
+    }
+    row += pieces.widths[i];
   }
 }
 
@@ -103,12 +128,18 @@ TURBOGR_KERNEL(normalize_backward)
 TURBOGR_KERNEL(activate)
 (const float* x, float* const* outs, const int64_t* widths, int64_t num_pieces, int64_t num_rows, int64_t width,
  int64_t silu) {
+  const Pieces<float*> pieces{outs, widths, widths, num_pieces};
   parallel_blocks(num_rows, rows_per_block(2 * width * 4), [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) {
-      for_pieces(widths, num_pieces, [&](int64_t piece, int64_t c, int64_t at, int count) {
-        const vf v = load_some(x + row * width + at, count);
-        store_some(outs[piece] + row * widths[piece] + c, silu ? v * sigmoid(v) : v, count);
-      });
+    float* const out = take_scratch<RowScratch>(width).row;
+    for (int64_t at = begin; at < end; ++at) {
+      const float* row = x + at * width;
+      if (silu) {
+        for_vectors(width, [&](int64_t c, int count) {
+          const vf v = load_some(row + c, count);
+          store(out + c, v * sigmoid(v));
+        });
+      }
+      scatter_row(silu ? out : row, at, pieces);
     }
   });
   return kOk;
@@ -119,17 +150,16 @@ TURBOGR_KERNEL(activate)
 TURBOGR_KERNEL(activate_backward)
 (const float* x, const float* const* grads, const int64_t* strides, const int64_t* widths, int64_t num_pieces,
  float* out, int64_t num_rows, int64_t width, int64_t silu) {
+  const Pieces<const float*> pieces{grads, strides, widths, num_pieces};
   parallel_blocks(num_rows, rows_per_block(3 * width * 4), [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) {
-      for_pieces(widths, num_pieces, [&](int64_t piece, int64_t c, int64_t at, int count) {
-        vf grad{};
-        if (grads[piece] != nullptr) grad = load_some(grads[piece] + row * strides[piece] + c, count);
-        if (silu) {
-          const vf v = load_some(x + row * width + at, count);
-          const vf s = sigmoid(v);
-          grad *= s + v * s * (1.0f - s);
-        }
-        store_some(out + row * width + at, grad, count);
+    for (int64_t at = begin; at < end; ++at) {
+      const float* before = x + at * width;
+      float* row = out + at * width;
+      gather_row(pieces, at, row);
+      if (!silu) continue;
+      for_vectors(width, [&](int64_t c, int count) {
+        const vf v = load_some(before + c, count), s = sigmoid(v);
+        store_some(row + c, load_some(row + c, count) * (s + v * s * (1.0f - s)), count);
       });
     }
   });

@@ -89,6 +89,7 @@ def _gradients(
     before: Tensor,
     left: Tensor,
     inverses: Tensor,
+    has_bias: bool,
     norm: str,
     activation: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -107,7 +108,7 @@ def _gradients(
             *grad_x.shape,
             NORMS[norm],
         )
-    return grad_x, grad_weight, grad.sum(0)
+    return grad_x, grad_weight, grad.sum(0) if has_bias else grad.new_empty(0)
 
 
 def _join(grads: list[Tensor | None], widths: list[int], before: Tensor, left: Tensor, activation: str) -> Tensor:
@@ -136,12 +137,19 @@ def _fake(
 
 
 def _fake_gradients(
-    grads: list[Tensor | None], widths: list[int], weight: Tensor, before: Tensor, left: Tensor, *args: object
+    grads: list[Tensor | None],
+    widths: list[int],
+    weight: Tensor,
+    before: Tensor,
+    left: Tensor,
+    inverses: Tensor,
+    has_bias: bool,
+    *args: object,
 ) -> tuple[Tensor, Tensor, Tensor]:
     return (
         left.new_empty(left.shape[0], weight.shape[0]),
         weight.new_empty(weight.shape),
-        left.new_empty(weight.shape[1]),
+        left.new_empty(weight.shape[1] if has_bias else 0),
     )
 
 
@@ -158,7 +166,7 @@ def _differentiate(ctx: Any, grads: list[Tensor | None] | None, *unused: Tensor 
     if grads is None or all(grad is None for grad in grads):
         return (None,) * 7
     grad_x, grad_weight, grad_bias = torch.ops.turbogr.norm_linear_backward(
-        grads, ctx.widths, *ctx.saved_tensors, ctx.norm, ctx.activation
+        grads, ctx.widths, *ctx.saved_tensors, ctx.has_bias, ctx.norm, ctx.activation
     )
     return grad_x, grad_weight, grad_bias if ctx.has_bias else None, None, None, None, None
 
@@ -173,7 +181,7 @@ native.define(
 )
 native.define(
     "norm_linear_backward(Tensor?[] grads, int[] widths, Tensor weight, Tensor before, Tensor left, Tensor inverses, "
-    "str norm, str activation) -> (Tensor, Tensor, Tensor)",
+    "bool has_bias, str norm, str activation) -> (Tensor, Tensor, Tensor)",
     _gradients,
     _fake_gradients,
 )
