@@ -65,7 +65,7 @@ def test_the_store_holds_what_the_definition_says(
     expected = expected_sequences(log, min_user, min_item, duplicates)
     options = {"min_user_events": min_user, "min_item_events": min_item, "duplicates": duplicates}
     if len(expected) < 2 or len({item for sequence in expected.values() for item, _ in sequence}) < 2:
-        with pytest.raises(UserError, match="a recommender needs several|no rows are left"):
+        with pytest.raises(UserError, match=r"a recommender needs several|no rows are left"):
             prepare_table(frame(log), out, **options)
         assert not out.exists()
         return
