@@ -77,4 +77,4 @@ def test_a_run_of_two_ranks_measures_and_serves_as_one_of_one(few: Config, store
     summary = json.loads((tmp_path / "two/summary.json").read_text())
     assert evaluate_run(tmp_path / "two").metrics.items() <= summary["metrics"].items()
     ranks = json.loads((tmp_path / "two/environment.json").read_text())["ranks"]
-    assert (ranks["size"], ranks["groups"], ranks["members"]) == (2, 1, 2)
+    assert (ranks["size"], ranks["groups"], ranks["members"], ranks["balance"]) == (2, 1, 2, "reallocate")

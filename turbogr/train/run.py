@@ -146,6 +146,7 @@ def _build(start: _Start, world: World) -> tuple[Trainer, dict[str, Any]]:
             "members": mesh.members,
             "why": mesh_size.reason,
             "wire": config.parallel.wire,
+            "balance": trainer.loader.balance if world.size > 1 else None,
         },
     }
     return trainer, environment
