@@ -25,7 +25,7 @@ from types import FrameType
 from typing import Any, NoReturn, TextIO
 
 from turbogr import __version__
-from turbogr.errors import Note, ToldElsewhere, UserError, nearest
+from turbogr.errors import Note, RankLost, ToldElsewhere, UserError, nearest
 
 COMMANDS = {
     "prepare": "turn an interaction log into a prepared store",
@@ -66,8 +66,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
             return status
         except ToldElsewhere:
-            _let_the_other_rank_end_first()
+            _let_the_launcher_end_us()
+            time.sleep(_TELLING_SECONDS)  # the launcher ends all ranks when one goes; let the one that tells come to it
             return 2
+        except RankLost as error:
+            _let_the_launcher_end_us()
+            return _fail(str(error), 2)
         except UserError as error:
             return _fail(str(error), 2)
         except KeyboardInterrupt:
@@ -176,11 +180,10 @@ def _fail(sentence: str, status: int, label: str = "error: ") -> int:
     return status
 
 
-def _let_the_other_rank_end_first() -> None:
-    """A launcher ends all ranks when it sees the first one go; the one that tells what happened must come to it."""
+def _let_the_launcher_end_us() -> None:
+    """From here on a signal ends this rank without a word: all is told, or told by another."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
-    time.sleep(_TELLING_SECONDS)
 
 
 def _silence_stdout() -> None:

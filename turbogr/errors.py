@@ -18,6 +18,10 @@ class ToldElsewhere(UserError):
     """A failure that another rank tells; the command line of this one says nothing."""
 
 
+class RankLost(UserError):
+    """Another rank died or does not answer; the run goes on from its last checkpoint when it is started again."""
+
+
 class Note(UserWarning):
     """Something worth knowing about what was done, with nothing to mend; the command line calls it a note."""
 

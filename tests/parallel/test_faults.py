@@ -16,9 +16,10 @@ from tests.parallel.ranks import run_ranks
 from tests.parallel.training import make_trainer, train_run
 from tests.train.conftest import write_store
 from turbogr.config import Config
+from turbogr.errors import RankLost
 from turbogr.parallel import agreement
 from turbogr.parallel.agreement import ReplicaError
-from turbogr.parallel.world import RankLost, joined
+from turbogr.parallel.world import joined
 from turbogr.train.checkpoint import Checkpoints
 from turbogr.train.step import Stepper
 

@@ -18,18 +18,16 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
-from turbogr.errors import ToldElsewhere, UserError
+from turbogr.errors import RankLost, ToldElsewhere, UserError
 
 _T = TypeVar("_T")
 
 _START_SECONDS = 300.0
 _STOP_KEY = "turbogr/stop"
 _STOP_POLL_SECONDS = 0.5
-
-
-class RankLost(UserError):
-    """Another rank died or does not answer; the run goes on from its last checkpoint when it is started again."""
 
 
 @dataclass(frozen=True)
@@ -111,9 +109,9 @@ class World:
             raise ToldElsewhere(str(error)) from error
 
     def tell_stop(self) -> None:
-        """Let all ranks see `stop_was_told`."""
+        """Let `stop_watch` of all ranks see it."""
         if self.size > 1:
-            _store().set(_STOP_KEY + _incarnation(), b"1")
+            _store().set(_STOP_KEY, b"1")
 
     def stop_watch(self) -> Callable[[], bool]:
         """Return a function that says whether some rank called `tell_stop`; it asks at most twice a second."""
@@ -125,7 +123,7 @@ class World:
             now = time.monotonic()
             if not seen[0] and now >= next_look[0]:
                 next_look[0] = now + _STOP_POLL_SECONDS
-                seen[0] = bool(_store().check([_STOP_KEY + _incarnation()]))
+                seen[0] = bool(_store().check([_STOP_KEY]))
             return seen[0]
 
         return told
@@ -181,7 +179,11 @@ def _initialise(timeout: float) -> None:
     if accelerator is not None:
         backend = f"cpu:gloo,{accelerator.type}:{dist.get_default_backend_for_device(accelerator)}"
     try:
-        dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
+        limit = timedelta(seconds=timeout)
+        store, rank, size = next(rendezvous("env://", timeout=limit))
+        # A job that torchrun starts again meets the store of its last life, with addresses of ranks that are gone.
+        store = PrefixStore(f"turbogr/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
         if backend == "gloo":
             dist.monitored_barrier(timeout=timedelta(seconds=min(timeout, _START_SECONDS)))
     except (RuntimeError, ValueError) as error:
@@ -218,12 +220,7 @@ def _store() -> Any:
     return dist.distributed_c10d._get_default_store()
 
 
-def _incarnation() -> str:
-    """A restarted job may meet the store of the one before."""
-    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-
-
 def _first_line(error: BaseException) -> str:
-    """The message without the source position that C++ puts first."""
-    text = " ".join(str(error).split("\n")[0].split())
+    """The message without the source position that C++ puts first and gloo's guesses that come last."""
+    text = " ".join(str(error).split("\n")[0].split()).split(". This is typically", 1)[0]
     return text.split("] ", 1)[1] if text.startswith("[") and "] " in text else text

@@ -1,0 +1,143 @@
+"""`--ranks` and torchrun from the outside: exit statuses, signals, a rank that dies, a job that is started again."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.end_to_end.tiny import train_arguments
+from tests.parallel.ranks import run_ranks
+from turbogr import cli, machine
+from turbogr.parallel.launch import explain
+from turbogr.train.checkpoint import load_for_inference
+
+# Rank 1 ends without a word in its first life.
+CRASHING = """
+import os, sys
+from turbogr import cli, machine
+from turbogr.train import trainer
+machine.gemm_peak = lambda *args, **kwargs: 1e11
+original = trainer.Trainer.step
+def step(self, batch):
+    original(self, batch)
+    if self.progress.step == 5 and os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        os._exit(9)
+trainer.Trainer.step = step
+sys.exit(cli.main(sys.argv[1:]))
+"""
+
+
+def _turbogr(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "turbogr", *map(str, arguments)]
+
+
+def _start_endless(store: Path, out: Path, *more: str) -> subprocess.Popen[str]:
+    """Start two ranks that would train for days and wait until they train."""
+    settings = ["--set", "train.epochs=100000", "--set", "evaluate.every=50000", "--set", "parallel.cost=[1, 0]"]
+    records = out / "metrics.jsonl"
+    before = records.stat().st_size if records.exists() else 0
+    process = subprocess.Popen(
+        _turbogr(*train_arguments(store, out, "--ranks", 2, *settings, *more)),
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    )
+    deadline = time.monotonic() + 120
+    while not records.exists() or records.stat().st_size <= before:
+        assert process.poll() is None, process.stderr and process.stderr.read()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    return process
+
+
+def _ranks_of(launcher: int) -> dict[int, int]:
+    """Return the process of every rank that a launcher has started."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        try:
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1]) if entry.name.isdigit() else 0
+            if parent == launcher:
+                variables = (entry / "environ").read_bytes().split(b"\0")
+                found.update({int(v[5:]): int(entry.name) for v in variables if v.startswith(b"RANK=")})
+        except (OSError, ValueError):
+            continue
+    return found
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds the ranks through /proc")
+def test_signals_reach_all_ranks_and_a_killed_rank_is_named(store_path: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    process = _start_endless(store_path, out)
+    ranks = _ranks_of(process.pid)
+    assert sorted(ranks) == [0, 1]
+    asked = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM, told
+    assert time.monotonic() - asked < 30
+    assert "--resume" in told and "Traceback" not in told
+    assert json.loads((out / "run.json").read_text())["status"] == "interrupted"
+    assert not any(Path(f"/proc/{number}").exists() for number in ranks.values())
+
+    process = _start_endless(store_path, out, "--resume")
+    asked = time.monotonic()
+    os.kill(_ranks_of(process.pid)[1], signal.SIGKILL)
+    _, told = process.communicate(timeout=60)
+    assert time.monotonic() - asked < 30
+    assert process.returncode == 2, told
+    assert "rank 1 of 2 died with SIGKILL" in told and "Traceback" not in told
+    assert "rank 0 lost contact with another rank" in told
+
+
+def test_torchrun_starts_a_job_again_from_its_last_checkpoint(
+    store_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "crashing.py"
+    script.write_text(CRASHING)
+    settings = ["--set", "train.checkpoint_every=2", "--set", "parallel.cost=[1, 0]"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*torchrun, "--max-restarts", "1", str(script), *train_arguments(store_path, tmp_path / "two", *settings)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert ended.returncode == 0, ended.stderr
+    assert "resuming after step 4" in ended.stderr
+    monkeypatch.setattr(machine, "gemm_peak", lambda *args, **kwargs: 1e11)
+    assert cli.main(train_arguments(store_path, tmp_path / "one", *settings)) == 0
+    one, two = (load_for_inference(tmp_path / name, "last") for name in ("one", "two"))
+    np.testing.assert_allclose(two[1].weight.numpy(), one[1].weight.numpy(), rtol=1e-4, atol=1e-5)
+
+    evaluate = ["evaluate", str(tmp_path / "two"), "--json"]
+    assert cli.main([*evaluate, str(tmp_path / "one.json")]) == 0
+    assert run_ranks(3, cli.main, [*evaluate, str(tmp_path / "three.json")]) == [0, 0, 0]
+    assert (tmp_path / "one.json").read_text() == (tmp_path / "three.json").read_text()
+
+
+class _Failure:
+    def __init__(self, exitcode: int, timestamp: int) -> None:
+        self.exitcode, self.timestamp = exitcode, timestamp
+
+
+def test_the_status_of_a_job_is_that_of_the_rank_that_failed_first() -> None:
+    assert explain({0: _Failure(2, 20), 1: _Failure(3, 10)}, 2) == 3  # type: ignore[dict-item]
+    assert explain({0: _Failure(-signal.SIGTERM, 20)}, 1) == 128 + signal.SIGTERM  # type: ignore[dict-item]
+    with pytest.raises(ValueError, match="rank 1 of 2 died with SIGSEGV"):
+        explain({0: _Failure(2, 10), 1: _Failure(-signal.SIGSEGV, 20)}, 2)  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize(("ranks", "told"), [("0", "--ranks is 0; give at least 1"), ("x", "invalid int value")])
+def test_a_wrong_number_of_ranks_is_told(ranks: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["train", "r.yaml", "--data", "d", "--out", "o", "--ranks", ranks]) == 2
+    assert told in capsys.readouterr().err
+
+
+def test_a_rank_starts_no_ranks(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert cli.main(["evaluate", "run", "--ranks", "2"]) == 2
+    assert "leave --ranks out" in capsys.readouterr().err
