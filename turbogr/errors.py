@@ -26,6 +26,13 @@ class Note(UserWarning):
     """Something worth knowing about what was done, with nothing to mend; the command line calls it a note."""
 
 
+def excerpt(text: str, longest: int = 60) -> str:
+    """Return `text` in quotes and with escapes for a message, cut where it is long."""
+    if len(text) <= longest:
+        return repr(text)
+    return f"{text[: longest // 2]!r}... of {len(text):,} characters"
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return " Did you mean 'x'?" for the known name closest to `name`, or "" when none is close."""
     close = difflib.get_close_matches(str(name), [str(k) for k in known], n=1, cutoff=0.5)

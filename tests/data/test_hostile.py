@@ -156,7 +156,7 @@ def test_filters_that_leave_nothing(tmp_path: Path) -> None:
 
 
 def test_ids_with_line_ends_are_told(tmp_path: Path) -> None:
-    with pytest.warns(DataWarning, match=r"1 item ids contain a line end, such as 'a\\nb'"):
+    with pytest.warns(DataWarning, match=r"1 item id contains a line end, such as 'a\\nb'"):
         prepare_bytes(tmp_path, HEADER + GOOD + b'1,"a\nb",1650000005\n')
 
 

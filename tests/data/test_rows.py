@@ -46,7 +46,7 @@ def test_a_year_that_python_cannot_write(
     days = [day * 86400 for day in (1, moment // 86400, 2, 3)]
     raw = pa.array([round(day * per_second) for day in days], pa.int32() if kind == pa.date32() else pa.int64())
     log = table(timestamp=raw.view(kind))
-    with pytest.raises(UserError, match=rf"row 1 of the table: the time .*{reason.removeprefix('time ')}"):
+    with pytest.raises(UserError, match=rf"row 2 of the table: the time .*{reason.removeprefix('time ')}"):
         prepare_table(log, tmp_path / "store")
     account = prepare_table(log, tmp_path / "store", drop_bad_rows=True).manifest.account
     assert account["rows_kept"] == 3
@@ -90,7 +90,7 @@ def test_a_kept_integer_that_a_float_cannot_hold_is_refused(tmp_path: Path, wron
     values = [1, wrong, 2**53 - 1, 1 - 2**53]
     for column in (pa.array(values), pa.array([str(value) for value in values])):
         log = table(watched=column)
-        with pytest.raises(UserError, match=f"row 1 of the table: '{wrong}' in column 'watched'"):
+        with pytest.raises(UserError, match=f"row 2 of the table: '{wrong}' in column 'watched'"):
             prepare_table(log, tmp_path / "store", keep_columns=["watched"], overwrite=True)
         store = prepare_table(log, tmp_path / "store", keep_columns=["watched"], drop_bad_rows=True, overwrite=True)
         assert sorted(store.actions["watched"].tolist()) == [1 - 2**53, 1, 2**53 - 1]
@@ -99,7 +99,7 @@ def test_a_kept_integer_that_a_float_cannot_hold_is_refused(tmp_path: Path, wron
 def told(folder: Path, text: str, **options: object) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        prepare_csv(folder, text, **options)
+        prepare_csv(folder, text, time_unit="s", **options)
     return [str(warning.message) for warning in caught if "leave-two-out" not in str(warning.message)]
 
 

@@ -362,8 +362,11 @@ def test_a_missing_path_names_the_nearest(tmp_path: Path) -> None:
     [
         (pd.DataFrame([[1, 2, 3, 4]], columns=["user_id", "item_id", "timestamp", "item_id"]), "2 columns .*'item_id'"),
         (pd.DataFrame({"user_id": [1], "item_id": [2**70], "timestamp": [5]}), "'item_id' .*does not fit 64 bits"),
-        (pd.DataFrame({"user_id": [1], "item_id": pd.Series(["\ud800"], dtype=object)}), "'item_id' .*surrogate"),
-        (pd.DataFrame({"user_id": [1, 2], "item_id": [1, "a"]}), "'item_id' .*several types"),
+        (
+            pd.DataFrame({"user_id": [1], "item_id": ["\ud800"], "timestamp": [5]}, dtype=object),
+            "'item_id' .*surrogate",
+        ),
+        (pd.DataFrame({"user_id": [1, 2], "item_id": [1, "a"], "timestamp": [5, 6]}), "'item_id' .*several types"),
         (pl.DataFrame({"user_id": [1], "item_id": [2**70], "timestamp": [5]}), "'item_id' .*cannot be converted"),
     ],
 )

@@ -112,11 +112,54 @@ def test_decimals_keep_their_order_below_a_second() -> None:
         "2022-05-01T12:30:15.500",
         "2022-05-01T12:30:15+00:00",
         "2022-05-01T14:30:15+02:00",
+        "2022-05-01T14:30:15+0200",
+        "2022-05-01T14:30:15.5+02",
+        "2022-05-01T14:30:15 +02:00",
+        "2022-05-01T07:00:15-0530",
+        "2022-05-01T12:30:15,123456789",
+        "2022-05-01T12:30:15.1234567891234Z",
+        "20220501T123015Z",
     ],
 )
 def test_iso_text(text: str) -> None:
     assert seconds(pa.array([text])) == [SECONDS]
     assert seconds(pa.array([text, "2022-05-02"])) == [SECONDS, SECONDS - SECONDS % 86400 + 86400]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "2022-W17-7",
+        "2022-0501",
+        "2022-05-01T12:30.5",
+        "2022-05-01T24:00:00",
+        "2022-05-01T12:30:60",
+        "2022-05-01T12:30:15+24:00",
+        "2022-05-01T12:30:15+02:60",
+        "2022-02-29",
+        "2022-05-01T",
+        "\uff12\uff10\uff12\uff12-05-01",
+    ],
+)
+def test_what_some_python_takes_for_iso_text(text: str) -> None:
+    assert reasons(pa.array([text, "2022-05-01 "])) == ["unreadable time", ""]
+
+
+def test_digits_of_other_scripts_are_no_numbers() -> None:
+    wide = "\uff11\uff16\uff15\uff11\uff14\uff10\uff18\uff12\uff11\uff15"
+    assert reasons(pa.array([wide, str(SECONDS)])) == ["unreadable time", ""]
+    assert reasons(pa.array(["\uff12\uff10\uff12\uff12/05/01", "2022/05/01"]), format="%Y/%m/%d") == [
+        "unreadable time",
+        "",
+    ]
+
+
+def test_iso_text_keeps_its_order_below_a_microsecond() -> None:
+    texts = pa.array(["2022-05-01T12:30:15.000000002Z", "2022-05-01T12:30:15.000000001"])
+    ticks = parse_times(texts, settle_form(texts, "timestamp", "auto", None)).ticks
+    assert ticks[0] - ticks[1] == 1
+    far = pa.array(["2022-05-01T12:30:15.000000002Z", "9999-01-01", "0001-01-01"])
+    assert reasons(far) == ["", "time after the year 2200", "negative time"]
 
 
 def test_a_format() -> None:

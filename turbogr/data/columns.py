@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turbogr.data.sources.block import NO_COLUMN, Columns, ReadOptions, RowFilter
-from turbogr.errors import UserError, nearest
+from turbogr.errors import UserError, excerpt, nearest
 
 _ALIKE = 0.75
 
@@ -99,7 +99,7 @@ def refuse_doubled(names: Sequence[str], place: str) -> None:
     """Raise UserError where two columns have the same name, whether they are needed or not; blank ones have none."""
     for name, count in Counter(names).items():
         if count > 1 and name:
-            raise UserError(f"{place}: {count} columns are called {name!r}; rename or drop all but one")
+            raise UserError(f"{place}: {count} columns are called {excerpt(name)}; rename or drop all but one")
 
 
 def _choose(role: str, named: str | None, names: Sequence[str], place: str) -> str:
@@ -111,7 +111,7 @@ def _choose(role: str, named: str | None, names: Sequence[str], place: str) -> s
         usual = set(tier.split())
         found = [name for name in dict.fromkeys(names) if _plain(name) in usual]
         if len(found) > 1:
-            listed = " and ".join(repr(name) for name in found)
+            listed = " and ".join(excerpt(name) for name in found)
             raise UserError(f"{place}: {listed} both look like the {role}; say which with --{role}-column")
         if found:
             return found[0]
@@ -131,7 +131,7 @@ def _nearest_to_usual(role: str, names: Sequence[str]) -> str:
         name: max(difflib.SequenceMatcher(None, _plain(name), other).ratio() for other in usual) for name in names
     }
     best = max(likeness, key=lambda name: likeness[name])
-    return f" Did you mean --{role}-column {best}?" if likeness[best] >= _ALIKE else ""
+    return f" Did you mean --{role}-column {best[:80]}?" if likeness[best] >= _ALIKE else ""
 
 
 def _check_exists(name: str, names: Sequence[str], place: str, option: str | None) -> None:
@@ -145,5 +145,5 @@ def _plain(name: str) -> str:
 
 
 def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(repr(name) for name in names[:20])
+    shown = ", ".join(excerpt(name) for name in names[:20])
     return shown + (f" and {len(names) - 20} more" if len(names) > 20 else "")

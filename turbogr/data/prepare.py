@@ -35,9 +35,9 @@ from turbogr.data.sources import check_options, find_source
 from turbogr.data.sources.block import Reader, ReadOptions, Source
 from turbogr.data.sources.table import table_source
 from turbogr.data.spill import Spill
-from turbogr.data.split import Split, future_leak, iso_time, parse_rule
+from turbogr.data.split import Split, future_leak, iso_time, parse_rule, time_range
 from turbogr.data.store import Manifest, Store, StoreWriter
-from turbogr.data.times import UNITS
+from turbogr.data.times import UNITS, TimeForm
 from turbogr.data.vocabulary import Int64Array
 from turbogr.errors import Note, UserError
 
@@ -45,6 +45,7 @@ DUPLICATES = ("keep", "exact", "item")
 _CHUNK_ROWS = 1 << 20
 _LONGEST_NAME = 200  # in bytes; common file systems end at 255
 _LEAK_WORTH_TELLING = 0.01
+_FIRST_USUAL_TIME = 631_152_000  # 1990
 
 
 class DataWarning(UserWarning):
@@ -91,9 +92,9 @@ def prepare(
     """
     kind = find_source(source) if isinstance(source, str) else source
     reading: dict[str, Any] = {
-        "user_column": user_column,
-        "item_column": item_column,
-        "time_column": time_column,
+        "user_column": _name(user_column),
+        "item_column": _name(item_column),
+        "time_column": _name(time_column),
         "keep_columns": _several(keep_columns),
         "time_unit": time_unit,
         "time_format": time_format,
@@ -134,7 +135,12 @@ def prepare(
 
 
 def _several(names: str | Sequence[str]) -> tuple[str, ...]:
-    return (names,) if isinstance(names, str) else tuple(names)
+    return (names,) if isinstance(names, str) else tuple(map(str, names))
+
+
+def _name(column: object) -> str | None:
+    """Return the name of a column as text; pandas also takes numbers for names."""
+    return None if column is None else str(column)
 
 
 def _check_count(option: str, value: object) -> None:
@@ -237,7 +243,7 @@ class Preparation:
         if num_events == 0:
             raise UserError(f"no rows are left to prepare: {_account_text(log.rows_in, log.dropped)}")
         _refuse_too_small(len(users), len(items), log)
-        self._write(sorted_log, log, users, items)
+        early = self._write(sorted_log, log, users, items)
         users.write(self.writer, "user_ids")
         items.write(self.writer, "item_ids")
         for role, ids in (("user", users), ("item", items)):
@@ -275,6 +281,9 @@ class Preparation:
         )
         self.warnings += doubtful_ids("user", store.user_ids.ids, lambda: store.lengths)
         self.warnings += doubtful_ids("item", store.item_ids.ids, store.item_counts)
+        said = self.options.time_unit != "auto" or self.options.time_format is not None
+        if form is not None and early > num_events / 2 and not said:
+            self.warnings.append(_early_times(store, form))
         self.warnings += _doubts_about_split(store)
         return store
 
@@ -357,8 +366,8 @@ class Preparation:
             scanned.dropped[filters.core_reason] += gone
         return keep_user, keep_item
 
-    def _write(self, log: SortedLog, scanned: Scan, users: IdRows, items: IdRows) -> None:
-        """Write the event columns and the offsets of the kept users and items."""
+    def _write(self, log: SortedLog, scanned: Scan, users: IdRows, items: IdRows) -> int:
+        """Write the event columns and the offsets of the kept users and items; return how many times are early ones."""
         ticks_per_second = 1 if scanned.time_form is None else scanned.time_form.ticks_per_second
         positions = scanned.time_form is None
         user_rows, item_rows = users.final, items.final
@@ -366,8 +375,9 @@ class Preparation:
         assert item_rows is not None, "ids are filtered before they are written"
         dtypes = {ACTION + name: values.dtype for name, values in scanned.actions.items()}
         counts = np.zeros(len(users), np.int64)
+        early = 0
 
-        def work(block: tuple[int, int]) -> tuple[Int64Array, dict[str, NDArray[Any]]]:
+        def work(block: tuple[int, int]) -> tuple[Int64Array, dict[str, NDArray[Any]], int]:
             owners, rows = log.users_and_items(block)
             owners, rows = user_rows[owners], item_rows[rows]
             keep = (owners >= 0) & (rows >= 0)
@@ -383,18 +393,20 @@ class Preparation:
                 written["times"] = log.spill.read("time", start, stop)[keep] // ticks_per_second
             for name, dtype in dtypes.items():
                 written[name] = log.spill.read(name, start, stop)[keep].astype(dtype)
-            return owners, written
+            return owners, written, stop - start
 
         with self.progress.stage("writing", log.spill.length, "rows") as bar:
-            for owners, written in ordered_map(work, log.user_blocks(), self.threads):
+            for owners, written, rows in ordered_map(work, log.user_blocks(), self.threads):
                 if len(owners):
                     some = np.bincount(owners - owners[0])
                     counts[owners[0] : owners[0] + len(some)] += some
                 for name, values in written.items():
                     self.writer.append(name, values)
-                bar.update(len(owners))
+                early += int((written["times"] < _FIRST_USUAL_TIME).sum())
+                bar.update(rows)
         log.spill.remove()
         self.writer.append("offsets", np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)]))
+        return early
 
 
 def _account_text(rows_in: int, dropped: Any) -> str:
@@ -420,7 +432,8 @@ def _look_alikes(role: str, ids: Any) -> list[str]:
     again = len(plain) - pc.count_distinct(plain).as_py()
     if not again:
         return []
-    return [f"{again:,} {role} ids differ from another one only in case or in spaces at the ends; they are kept apart"]
+    subject, kept = ("id differs", "it is") if again == 1 else ("ids differ", "they are")
+    return [f"{again:,} {role} {subject} from another one only in case or in spaces at the ends; {kept} kept apart"]
 
 
 def _line_ends(role: str, ids: Any) -> list[str]:
@@ -430,7 +443,17 @@ def _line_ends(role: str, ids: Any) -> list[str]:
     broken = ids.filter(pc.match_substring_regex(ids, "[\\r\\n]"))
     if not len(broken):
         return []
-    return [f"{len(broken):,} {role} ids contain a line end, such as {broken[0].as_py()[:60]!r}; are the quotes right?"]
+    subject = "id contains" if len(broken) == 1 else "ids contain"
+    return [f"{len(broken):,} {role} {subject} a line end, such as {broken[0].as_py()[:60]!r}; are the quotes right?"]
+
+
+def _early_times(store: Store, form: TimeForm) -> str:
+    first, last = (iso_time(time) for time in time_range(store))
+    unit = f" in {form.unit}" if form.kind in ("integer", "decimal") else ""
+    return (
+        f"most times lie before 1990 (first {first}, last {last}) if they are of the form {form.kind}{unit}; say what "
+        "they are with --time-unit, or with --time-format (such as %Y%m%d%H%M)"
+    )
 
 
 def _doubts_about_split(store: Store) -> list[str]:

@@ -6,6 +6,7 @@ the user allows bad rows to be dropped; then they are counted by reason.
 
 from __future__ import annotations
 
+import decimal
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,11 +19,12 @@ from numpy.typing import NDArray
 
 from turbogr.data.ids import KeyedIds
 from turbogr.data.sources.block import Block, Columns, ReadOptions
-from turbogr.data.times import REASONS, TimeForm, cast_each, explain, parse_times, settle_form
+from turbogr.data.times import REASONS, TimeForm, cast_each, explain, parse_times, settle_form, tells_form
 from turbogr.data.vocabulary import Int64Array
-from turbogr.errors import UserError
+from turbogr.errors import UserError, excerpt
 
 _FIRST_INEXACT = float(2**53)  # 2**53 + 1 becomes 2**53 too
+_EXACT_BELOW = {pa.float16(): 2**11, pa.float32(): 2**24}
 
 # How programs write that a value is missing, in lower case and without spaces at the ends.
 _WORDS_FOR_MISSING = ("", "null", "nan", "none", "na", "n/a", "<na>", "nil", "nat", "undefined", "\\n", "-", "?")
@@ -60,14 +62,45 @@ class RowParser:
     hash_seed: int
     time_form: TimeForm | None
 
-    def settle_times(self, block: Block) -> TimeForm | None:
-        """Decide how the time column is written from the first block."""
-        if self.columns.time is None:
-            return None
-        checks = _Checks(block, drop=True)
-        values = _decoded(block.columns[self.columns.time])
-        values = _valid_text(values, checks, "") if _is_text(values.type) else values
-        return settle_form(values, self.columns.time, self.options.time_unit, self.options.time_format)
+    def tells_times(self, block: Block) -> bool:
+        """Whether the block holds a readable time, so that `settle_times` can decide on it."""
+        return self.options.time_format is not None or tells_form(self._times(block, _Checks(block, drop=True)))
+
+    def settle_times(self, block: Block) -> TimeForm:
+        """Decide how the time column is written.
+
+        Raises:
+            UserError: it is not of a type that holds times, or its values contradict the options.
+        """
+        assert self.columns.time is not None
+        values = self._times(block, _Checks(block, drop=True))
+        try:
+            return settle_form(values, self.columns.time, self.options.time_unit, self.options.time_format)
+        except UserError as error:
+            raise UserError(f"{block.where(0)}: {error}" if str(error).startswith("column") else str(error)) from None
+
+    def _times(self, block: Block, checks: _Checks) -> pa.Array:
+        """Return the time column as integers, float64, valid text or what else it is."""
+        name = self.columns.time
+        assert name is not None
+        values = _decoded(block.columns[name])
+        if _is_text(values.type):
+            return _valid_text(values, checks, name)
+        if pa.types.is_decimal(values.type):
+            try:
+                return values.cast(pa.int64())
+            except pa.ArrowInvalid:
+                return values.cast(pa.float64())
+        if values.type not in _EXACT_BELOW:
+            return values
+        numbers = values.cast(pa.float64())
+        large = pc.and_(pc.is_finite(numbers), pc.greater_equal(pc.abs(numbers), _EXACT_BELOW[values.type]))
+        if pc.any(large).as_py():
+            raise UserError(
+                f"{block.where(0)}: the time column {name!r} is of type {values.type}, which cannot tell times near "
+                f"{numbers.filter(large)[0].as_py():.0f} apart; write it as float64 or as integers"
+            )
+        return numbers
 
     def parse(self, block: Block) -> Rows:
         """Check and convert a block.
@@ -85,11 +118,15 @@ class RowParser:
             for name in [*self.columns.actions, *(name for rule in self.columns.filters for name in rule.columns)]
         }
         keep = ~checks.bad
-        dropped = Counter(block.dropped) + checks.dropped
+        dropped = Counter(block.dropped)
         for rule in self.columns.filters:
             out = keep & ~rule.keep(numbers)
             dropped[rule.reason] += int(out.sum())
             keep &= ~out
+        # Last, because rows that are dropped have no say in whether ids are integers or text.
+        users = self._of_kind("user", self.columns.user, users, keep, checks)
+        items = self._of_kind("item", self.columns.item, items, keep, checks)
+        dropped += checks.dropped
         return Rows(
             users=self._keyed(users, keep, counted=True),
             items=self._keyed(items, keep, counted=False),
@@ -108,6 +145,10 @@ class RowParser:
     def _ids(self, role: str, name: str, block: Block, checks: _Checks) -> Any:
         """Return int64 ids or an Arrow text array; bad rows are flagged and hold any value."""
         values = _decoded(block.columns[name])
+        if pa.types.is_decimal(values.type) and values.type.scale == 0:
+            values = (
+                values.cast(pa.large_string()) if self.kinds[role] == "text" else _fitting(values, role, name, checks)
+            )
         missing = values.is_null().to_numpy(zero_copy_only=False)
         as_text = self.kinds[role] == "text"
         if pa.types.is_integer(values.type):
@@ -117,21 +158,26 @@ class RowParser:
             hint = " (pandas makes decimals of integers with gaps: .astype('Int64') mends the column)"
             raise UserError(
                 f"{block.where(0)}: the {role} column {name!r} is of type {values.type}; ids must be integers or text"
-                + (hint if pa.types.is_floating(values.type) else "")
+                + (hint if pa.types.is_floating(values.type) else ", so write it as one of them")
             )
         texts = _valid_text(values, checks, name)
         missing = missing | pc.fill_null(pc.equal(texts, ""), True).to_numpy(zero_copy_only=False)
         checks.flag(missing, f"missing {role}", lambda k: f"the {role} (column {name!r}) is missing")
-        if as_text or not self.texts_may_be_numbers:
-            return texts
-        integers = _canonical_integers(texts.filter(pa.array(~checks.bad)))
+        return texts
+
+    def _of_kind(self, role: str, name: str, ids: Any, keep: NDArray[np.bool_], checks: _Checks) -> Any:
+        """Return ids of the settled kind; rows that `keep` loses for an integer beyond 64 bits hold any value."""
+        if isinstance(ids, np.ndarray) or self.kinds[role] == "text" or not self.texts_may_be_numbers:
+            return ids
+        integers = _canonical_integers(ids.filter(pa.array(keep)))
         if integers is None:
-            _flag_long_integers(texts, role, name, checks)
-            integers = _canonical_integers(texts.filter(pa.array(~checks.bad)))
+            _flag_long_integers(ids, role, name, keep, checks)
+            keep &= ~checks.bad
+            integers = _canonical_integers(ids.filter(pa.array(keep)))
         if integers is None:
             raise TextIdsFound(role)
-        out = np.zeros(len(texts), np.int64)
-        out[~checks.bad] = integers
+        out = np.zeros(len(ids), np.int64)
+        out[keep] = integers
         return out
 
     def _ticks(self, block: Block, checks: _Checks) -> Int64Array | None:
@@ -139,9 +185,7 @@ class RowParser:
         if name is None:
             return None
         assert form is not None
-        values = _decoded(block.columns[name])
-        if _is_text(values.type):
-            values = _valid_text(values, checks, name)
+        values = self._times(block, checks)
         times = parse_times(values, form)
         for reason in np.unique(times.reasons[times.reasons > 0]).tolist():
             checks.flag(
@@ -185,7 +229,9 @@ class _Checks:
 
 
 def _decoded(values: pa.Array) -> pa.Array:
-    """Return the values of a dictionary-encoded column themselves."""
+    """Return the values of a dictionary-encoded column themselves, and a column without a type as missing text."""
+    if pa.types.is_null(values.type):
+        return values.cast(pa.string())
     return values.cast(values.type.value_type) if pa.types.is_dictionary(values.type) else values
 
 
@@ -220,7 +266,7 @@ def _valid_text(values: pa.Array, checks: _Checks, name: str) -> pa.Array:
             broken[row] = True
             texts.append("")
     checks.flag(
-        broken, "broken UTF-8", lambda k: f"column {name!r} holds bytes that are not UTF-8: {values[k].as_py()!r}"
+        broken, "broken UTF-8", lambda k: f"column {name!r} holds bytes that are not UTF-8: {_bytes(values[k].as_py())}"
     )
     return pa.array(texts, pa.large_string())
 
@@ -232,6 +278,20 @@ def _integers(values: pa.Array, role: str, name: str, checks: _Checks) -> Int64A
         checks.flag(beyond, "integer beyond 64 bits", lambda k: _too_long(role, name, str(unsigned[k])))
         return unsigned.astype(np.int64)  # type: ignore[no-any-return]
     return pc.fill_null(values.cast(pa.int64()), 0).to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
+
+
+def _fitting(values: pa.Array, role: str, name: str, checks: _Checks) -> pa.Array:
+    """Return decimals without fractions as int64; those that do not fit are flagged and become null."""
+    if values.type.precision >= len(str(2**63)):
+        low, high = (pa.scalar(decimal.Decimal(bound), values.type) for bound in (-(2**63), 2**63 - 1))
+        beyond = pc.fill_null(pc.or_(pc.less(values, low), pc.greater(values, high)), False)
+        checks.flag(
+            beyond.to_numpy(zero_copy_only=False),
+            "integer beyond 64 bits",
+            lambda k: _too_long(role, name, str(values[k].as_py())),
+        )
+        values = pc.if_else(beyond, pa.scalar(None, values.type), values)
+    return values.cast(pa.int64())
 
 
 def _decimal_texts(values: pa.Array) -> pa.Array:
@@ -251,12 +311,11 @@ def _canonical_integers(texts: pa.Array) -> Int64Array | None:
     return values if bool((digits + (values < 0) == lengths).all()) else None
 
 
-def _flag_long_integers(texts: pa.Array, role: str, name: str, checks: _Checks) -> None:
-    """Flag integers beyond 64 bits in a column of integers; where other texts occur, the column is text anyway."""
+def _flag_long_integers(texts: pa.Array, role: str, name: str, good: NDArray[np.bool_], checks: _Checks) -> None:
+    """Flag integers beyond 64 bits in a column of integers; where `good` rows hold other texts, it is text anyway."""
     integer = pc.fill_null(pc.match_substring_regex(texts, r"^-?(0|[1-9][0-9]*)$"), False).to_numpy(
         zero_copy_only=False
     )
-    good = ~checks.bad
     if not integer[good].all():
         return
     lengths = pc.fill_null(pc.binary_length(texts), 0).to_numpy(zero_copy_only=False)
@@ -301,7 +360,11 @@ def _numbers(values: pa.Array, name: str, checks: _Checks) -> NDArray[np.float64
 
 
 def _shown(value: object) -> str:
-    return repr(value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value))
+    return excerpt(value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value))
+
+
+def _bytes(value: bytes) -> str:
+    return repr(value) if len(value) <= 60 else f"{value[:30]!r}... of {len(value):,} bytes"
 
 
 def doubtful_ids(role: str, ids: Int64Array | pa.Array, events: Callable[[], Int64Array]) -> list[str]:
@@ -316,7 +379,7 @@ def doubtful_ids(role: str, ids: Int64Array | pa.Array, events: Callable[[], Int
     words = pa.array(_WORDS_FOR_MISSING, trimmed.type)
     rows = np.flatnonzero(pc.is_in(pc.utf8_lower(trimmed), words).to_numpy(zero_copy_only=False))
     if len(rows):
-        listed = ", ".join(repr(ids[row].as_py()) for row in rows[:5].tolist()) + (", ..." if len(rows) > 5 else "")
+        listed = ", ".join(excerpt(ids[row].as_py()) for row in rows[:5].tolist()) + (", ..." if len(rows) > 5 else "")
         count, article = int(events()[rows].sum()), "an" if role == "item" else "a"
         subject = "1 event names" if count == 1 else f"{count:,} events name"
         doubts.append(

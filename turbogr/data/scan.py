@@ -8,6 +8,7 @@ import itertools
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +17,7 @@ from turbogr.data.ids import DistinctIds, KeyCollision, KeyedIds
 from turbogr.data.ordered import ordered_map
 from turbogr.data.progress import Progress
 from turbogr.data.rows import RowParser, Rows, TextIdsFound
-from turbogr.data.sources.block import Reader, ReadOptions
+from turbogr.data.sources.block import Block, Reader, ReadOptions
 from turbogr.data.spill import Spill
 from turbogr.data.times import TimeForm, TimeFormChanged
 from turbogr.errors import UserError
@@ -79,33 +80,33 @@ def scan(
     """
     settled = {role: kinds.get(role, "text" if options.text_ids else "integer") for role in ("user", "item")}
     parser = RowParser(reader.columns, options, settled, reader.texts_may_be_numbers, 0, None)
-    decimal_times = False
+    changes: dict[str, Any] = {}
     while True:
         try:
-            return _scan_once(reader, parser, decimal_times, scratch, threads, progress)
+            return _scan_once(reader, parser, changes, scratch, threads, progress)
         except TextIdsFound as found:
             if found.role in kinds:
                 raise UserError(
                     f"{found.role} ids are integers in the store to be extended, but text in the log"
                 ) from None
             parser = dataclasses.replace(parser, kinds={**parser.kinds, found.role: "text"})
-        except TimeFormChanged:
-            decimal_times = True
+        except TimeFormChanged as found:
+            changes |= found.changes
         except KeyCollision:
             parser = dataclasses.replace(parser, hash_seed=parser.hash_seed + 1)
 
 
 def _scan_once(
-    reader: Reader, parser: RowParser, decimal_times: bool, scratch: Path, threads: int, progress: Progress
+    reader: Reader, parser: RowParser, changes: dict[str, Any], scratch: Path, threads: int, progress: Progress
 ) -> Scan:
     tasks = iter(reader.blocks())
     first = next(tasks, None)
     if first is None:
         raise UserError("the input holds no rows")
     first_block = first()
-    form = parser.settle_times(first_block)
-    if form is not None and decimal_times:
-        form = dataclasses.replace(form, kind="decimal", resolution="us")
+    form = None if reader.columns.time is None else _settle_times(reader, parser, first_block)
+    if form is not None:
+        form = dataclasses.replace(form, **changes)
     parser = dataclasses.replace(parser, time_form=form)
     first_rows = parser.parse(first_block)  # alone: most inputs show their kind here, before more is read in vain
 
@@ -128,6 +129,14 @@ def _scan_once(
         spill.remove()
         raise
     return result
+
+
+def _settle_times(reader: Reader, parser: RowParser, first_block: Block) -> TimeForm:
+    """Decide how times are written on the first block that has a readable one; others are read again afterwards."""
+    if parser.tells_times(first_block) or not parser.options.drop_bad_rows:
+        return parser.settle_times(first_block)
+    others = (task() for task in itertools.islice(reader.blocks(), 1, None))
+    return parser.settle_times(next(filter(parser.tells_times, others), first_block))
 
 
 def _spill(rows: Rows, result: Scan) -> None:

@@ -69,21 +69,23 @@ class Split:
 
     def describe(self) -> str:
         """Say in one sentence what is held out, for the protocol line beside every metric."""
-        tested, validated = int((self.test >= 0).sum()), int((self.valid >= 0).sum())
+        tested, validated = (_users(int((events >= 0).sum())) for events in (self.test, self.valid))
         if self.rule == LEAVE_ONE_OUT:
-            return f"leave-one-out: the last item of {tested:,} users is held out; no validation item"
+            return f"leave-one-out: the last item of {tested} is held out; no validation item"
         if self.rule == LEAVE_TWO_OUT:
             return (
-                f"leave-two-out: the last item of {tested:,} users is the test item, "
-                f"the one before it the validation item ({validated:,} users)"
+                f"leave-two-out: the last item of {tested} is the test item, "
+                f"the one before it the validation item ({validated})"
             )
         cuts = [iso_time(int(cut)) for cut in self.rule.removeprefix("time:").split(",")]
-        text = (
-            f"time cut: events before {cuts[0]} train; the first item from {cuts[-1]} on is held out ({tested:,} users)"
-        )
+        text = f"time cut: events before {cuts[0]} train; the first item from {cuts[-1]} on is held out ({tested})"
         if len(cuts) == 2:
-            text += f", the first between the two is the validation item ({validated:,} users)"
+            text += f", the first between the two is the validation item ({validated})"
         return text
+
+
+def _users(count: int) -> str:
+    return f"{count:,} user" if count == 1 else f"{count:,} users"
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Reading times: integers or decimals since 1970 in any unit, ISO text, dates, Arrow timestamps.
 
-A column has one form, settled on the first block: how it is written, its unit, and the resolution in which it is
-sorted (the store keeps whole seconds). Times before 1970 or after 2200 are refused, because they are nearly always
-a wrong unit.
+A column has one form, settled on the first block with a readable time: how it is written, its unit, and the
+resolution in which it is sorted (the store keeps whole seconds). Times before 1970 or after 2200 are refused, because
+they are nearly always a wrong unit.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from turbogr.data.vocabulary import Int64Array
-from turbogr.errors import UserError
+from turbogr.errors import UserError, excerpt
 
 TICKS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 UNITS = ("auto", *TICKS)
@@ -59,6 +59,18 @@ REASONS = ("", "missing time", "unreadable time", "negative time", "time after t
 MISSING, UNREADABLE, NEGATIVE, FAR_FUTURE, OTHER_UNIT = range(1, 6)
 
 
+def tells_form(values: pa.Array) -> bool:
+    """Whether some value is readable as a time, so that the form of the column can be settled on these."""
+    if values.null_count == len(values):
+        return False
+    if pa.types.is_floating(values.type):
+        return bool(pc.any(pc.is_finite(values)).as_py())
+    if not _is_text(values.type):
+        return True
+    texts = _drop_empty(_texts(values))
+    return bool(pc.any(_written_as_number(texts)).as_py()) or _some_iso(texts)
+
+
 def settle_form(values: pa.Array, name: str, unit: str, format: str | None) -> TimeForm:
     """Decide the form of the column `name` from its first values.
 
@@ -89,8 +101,8 @@ def settle_form(values: pa.Array, name: str, unit: str, format: str | None) -> T
         return _number_form("integer", _cast(texts, pa.int64()), name, unit)
     if _cast(texts, pa.float64()) is not None:
         return _number_form("decimal", _cast(texts, pa.float64()), name, unit)
-    numbers = pc.match_substring_regex(texts, r"^\s*[-+]?[0-9.]+([eE][-+]?[0-9]+)?\s*$")
-    if len(texts) and pc.mean(pc.cast(numbers, pa.float64())).as_py() > 0.5:
+    numbers = pc.mean(_written_as_number(texts).cast(pa.float64())).as_py() or 0.0
+    if numbers > 0.5 or (numbers and not _some_iso(texts)):
         readable = texts.filter(pc.match_substring_regex(texts, r"^[0-9]{1,18}$"))
         return _number_form("integer", readable.cast(pa.int64()), name, unit)
     if unit != "auto":
@@ -98,7 +110,18 @@ def settle_form(values: pa.Array, name: str, unit: str, format: str | None) -> T
             f"--time-unit {unit} is for numbers, but column {name!r} holds text like {texts[0].as_py()[:40]!r}; "
             "leave it out"
         )
-    return TimeForm("iso", "us", "us")
+    fine = pc.any(pc.match_substring_regex(texts, _FINER_THAN_MICROSECONDS)).as_py()
+    return TimeForm("iso", "us", "ns" if fine else "us")
+
+
+def _written_as_number(texts: pa.Array) -> pa.Array:
+    return pc.match_substring_regex(texts, r"^\s*[-+]?[0-9.]+([eE][-+]?[0-9]+)?\s*$")
+
+
+def _some_iso(texts: pa.Array) -> bool:
+    """Whether one of the texts is an ISO date or time; usually one of the first is."""
+    parts = (_iso_ticks(part, "ns") for part in (texts[:100], texts[100:]))
+    return any(part.null_count < len(part) for part in parts)
 
 
 def _written_form(format: str) -> TimeForm:
@@ -178,6 +201,8 @@ def _middle(values: pa.Array) -> float:
 def parse_times(values: pa.Array, form: TimeForm) -> Times:
     """Read a block of times in the settled form; rows that are no times get a reason, never a repair."""
     missing = values.is_null().to_numpy(zero_copy_only=False)
+    if missing.all():  # of any type: a part of the log may have no times at all
+        return Times(np.zeros(len(values), np.int64), np.full(len(values), MISSING, np.int8))
     if form.kind == "timestamp":
         ticks = _timestamp_ticks(values, form)
         unreadable = np.zeros(len(values), bool)
@@ -198,6 +223,7 @@ def parse_times(values: pa.Array, form: TimeForm) -> Times:
 
 def explain(reason: int, text: str, form: TimeForm, name: str) -> str:
     """Say what is wrong with the time written as `text` in the column `name`, and what to do."""
+    shown = excerpt(text)
     if reason == MISSING:
         return f"the time (column {name!r}) is missing"
     if reason == UNREADABLE:
@@ -208,16 +234,16 @@ def explain(reason: int, text: str, form: TimeForm, name: str) -> str:
         expected = examples.get(form.kind, "a number")
         if form.kind == "format":
             expected = f"of the format {form.format!r}"
-        return f"the time {text!r} (column {name!r}) is not {expected}; --time-format names other ways of writing it"
+        return f"the time {shown} (column {name!r}) is not {expected}; --time-format names other ways of writing it"
     if reason == NEGATIVE:
-        return f"the time {text!r} (column {name!r}) is negative"
+        return f"the time {shown} (column {name!r}) is negative"
     if reason == FAR_FUTURE:
         if form.kind not in ("integer", "decimal"):
-            return f"the time {text!r} (column {name!r}) lies after the year 2200"
+            return f"the time {shown} (column {name!r}) lies after the year 2200"
         year = f"lies after the year 2200 if its unit is {form.unit!r}"
-        return f"the time {text!r} (column {name!r}) {year}; see --time-unit"
+        return f"the time {shown} (column {name!r}) {year}; see --time-unit"
     return (
-        f"the time {text!r} (column {name!r}) does not fit the unit {form.unit!r} that most times have; "
+        f"the time {shown} (column {name!r}) does not fit the unit {form.unit!r} that most times have; "
         f"say --time-unit {form.unit} if it is right"
     )
 
@@ -245,11 +271,11 @@ def _number_ticks(
         if numbers is None:
             numbers, unreadable = cast_each(values, target)
             if form.kind == "integer" and _some_decimals(values.filter(pa.array(unreadable))):
-                raise TimeFormChanged
+                raise TimeFormChanged(kind="decimal", resolution="us")
         values = numbers
     if form.kind == "integer":
         if pa.types.is_floating(values.type):
-            raise TimeFormChanged
+            raise TimeFormChanged(kind="decimal", resolution="us")
         if pa.types.is_uint64(values.type):
             values = pc.min_element_wise(values, pa.scalar(2**63 - 1, pa.uint64())).cast(pa.int64())
         return pc.fill_null(values.cast(pa.int64()), 0).to_numpy(zero_copy_only=False), missing, unreadable
@@ -268,7 +294,14 @@ def _some_decimals(texts: pa.Array) -> bool:
 
 
 class TimeFormChanged(Exception):
-    """A later block writes its times in another way than the first (decimals instead of integers)."""
+    """A later block writes its times in another way than the first (decimals instead of integers, finer fractions).
+
+    `changes` are the fields of the form that must be others from the beginning.
+    """
+
+    def __init__(self, **changes: str) -> None:
+        super().__init__(changes)
+        self.changes = changes
 
 
 def _text_ticks(
@@ -276,18 +309,29 @@ def _text_ticks(
 ) -> tuple[Int64Array, NDArray[np.bool_], NDArray[np.bool_]]:
     texts = _texts(values)
     missing = missing | pc.fill_null(pc.equal(pc.utf8_trim_whitespace(texts), ""), True).to_numpy(zero_copy_only=False)
-    if form.kind == "format":
-        parsed = _formatted_ticks(texts, form)
-    else:
-        parsed = _cast(texts, pa.timestamp("us"))
-        if parsed is None:
-            parsed = _cast(texts, pa.timestamp("us", tz="UTC"))
-        if parsed is None:
-            moments = [_iso_microseconds(text) for text in texts.to_pylist()]
-            parsed = pa.array(moments, pa.int64())
-    parsed = parsed if pa.types.is_int64(parsed.type) else parsed.view(pa.int64())
+    parsed = _formatted_ticks(texts, form) if form.kind == "format" else _iso_ticks(texts, form.resolution)
     unreadable = parsed.is_null().to_numpy(zero_copy_only=False) & ~missing
     return pc.fill_null(parsed, 0).to_numpy(zero_copy_only=False), missing, unreadable
+
+
+def _iso_ticks(texts: pa.Array, resolution: str) -> pa.Array:
+    """Read ISO texts; null where one is none.
+
+    Arrow reads a block in which all are written alike, and what is written otherwise is left to Python.
+
+    Raises:
+        TimeFormChanged: some have fractions below the resolution.
+    """
+    for zone in (None, "UTC"):
+        parsed = _cast(texts, pa.timestamp(resolution, tz=zone))
+        if parsed is not None:
+            return parsed.view(pa.int64())
+    if resolution == "us" and pc.any(pc.match_substring_regex(texts, _FINER_THAN_MICROSECONDS)).as_py():
+        raise TimeFormChanged(resolution="ns")
+    step = 10**9 // TICKS[resolution]
+    moments = (_iso_nanoseconds(text) for text in texts.to_pylist())
+    ticks = (None if moment is None else max(-(2**63), min(moment // step, 2**63 - 1)) for moment in moments)
+    return pa.array(ticks, pa.int64())
 
 
 def _formatted_ticks(texts: pa.Array, form: TimeForm) -> pa.Array:
@@ -311,6 +355,8 @@ def _formatted_ticks(texts: pa.Array, form: TimeForm) -> pa.Array:
 
 
 def _python_ticks(text: str, format: str, ticks_per_second: int) -> int | None:
+    if any(char.isdigit() and not char.isascii() for char in text):  # Python would read digits of any script
+        return None
     try:
         moment = datetime.datetime.strptime(text, format)
     except ValueError:
@@ -318,14 +364,34 @@ def _python_ticks(text: str, format: str, ticks_per_second: int) -> int | None:
     return _microseconds(moment) * ticks_per_second // 10**6
 
 
-def _iso_microseconds(text: str | None) -> int | None:
-    """Read one ISO 8601 text; UTC where it names no zone."""
-    if text is None:
+_FINER_THAN_MICROSECONDS = r":[0-9]{2}[.,][0-9]{7}"
+_ISO = re.compile(
+    r"(?P<date>[0-9]{4}-[0-9]{2}-[0-9]{2}|[0-9]{8})"
+    r"(?:[T ](?P<time>[0-9]{2}(?::[0-9]{2}(?::[0-9]{2})?)?|[0-9]{4}(?:[0-9]{2})?)(?:[.,](?P<fraction>[0-9]+))?"
+    r" ?(?P<zone>Z|[-+][0-9]{2}(?::?[0-9]{2})?)?)?"
+)
+
+
+def _iso_nanoseconds(text: str | None) -> int | None:
+    """Read one ISO 8601 date or time, UTC where it names no zone; digits beyond nanoseconds are cut off.
+
+    datetime.fromisoformat would read more in Python 3.11 than in 3.10.
+    """
+    match = None if text is None else _ISO.fullmatch(text.strip())
+    if match is None:
+        return None
+    day, clock, fraction = match["date"].replace("-", ""), (match["time"] or "").replace(":", ""), match["fraction"]
+    zone = "" if match["zone"] in (None, "Z") else match["zone"].replace(":", "")
+    offset = int(zone[1:3] or 0) * 3600 + int(zone[3:] or 0) * 60
+    if (fraction and len(clock) < 6) or int(zone[1:3] or 0) > 23 or int(zone[3:] or 0) > 59:
         return None
     try:
-        return _microseconds(datetime.datetime.fromisoformat(text.strip().replace("Z", "+00:00")))
+        begin = datetime.datetime(int(day[:4]), int(day[4:6]), int(day[6:]), tzinfo=datetime.timezone.utc)
+        begin = begin.replace(hour=int(clock[:2] or 0), minute=int(clock[2:4] or 0), second=int(clock[4:] or 0))
     except ValueError:
         return None
+    seconds = (begin - _EPOCH) // datetime.timedelta(seconds=1) - (-offset if zone.startswith("-") else offset)
+    return seconds * 10**9 + int((fraction or "")[:9].ljust(9, "0"))
 
 
 def _microseconds(moment: datetime.datetime) -> int:
@@ -350,7 +416,7 @@ def cast_each(texts: pa.Array, target: pa.DataType) -> tuple[pa.Array, NDArray[n
     return array, array.is_null().to_numpy(zero_copy_only=False)
 
 
-_NUMBER = re.compile(r"^\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*$|^\s*[-+]?(nan|inf|infinity)\s*$", re.IGNORECASE)
+_NUMBER = re.compile(r"^\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*$|^\s*[-+]?(nan|inf|infinity)\s*$", re.I | re.A)
 
 
 def _is_text(kind: pa.DataType) -> bool:

@@ -93,20 +93,28 @@ class JsonLinesReader:
             else:
                 raise problem.error(file, number)
         columns = {
-            name: _column([row.get(name) for row in rows], self.schema.field(name).type) for name in self.columns.names
+            name: _column([row.get(name) for row in rows], self.schema.field(name).type, self._as_text(name))
+            for name in self.columns.names
         }
         return columns, numbers, dict(dropped)
+
+    def _as_text(self, name: str) -> bool:
+        """Whether a field holds ids that are to be text, so that integers and texts may be mixed."""
+        return self.options.text_ids and name in (self.columns.user, self.columns.item)
 
     def _problem(self, record: _Record) -> _Problem | None:
         for name in self.columns.names:
             if name in record.repeated:
                 return _Problem("repeated field", f"field {name!r} occurs twice")
             value, kind = record.get(name), self.schema.field(name).type
-            if value is None:
+            if value is None or (self._as_text(name) and _type_of(value) in (pa.int64(), pa.string())):
                 continue
+            is_id = name in (self.columns.user, self.columns.item)
             if isinstance(value, int) and not isinstance(value, bool) and not -(2**63) <= value < 2**63:
-                return _Problem("integer beyond 64 bits", f"the number {value} in field {name!r} does not fit 64 bits")
-            if name in (self.columns.user, self.columns.item) and isinstance(value, float) and kind == pa.int64():
+                remedy = "; --text-ids treats ids as text" if is_id else ""
+                sentence = f"the number {json.dumps(value)[:60]} in field {name!r} does not fit 64 bits{remedy}"
+                return _Problem("integer beyond 64 bits", sentence)
+            if is_id and isinstance(value, float) and kind == pa.int64():
                 return _Problem("value of another type", f"field {name!r} is {value}, but ids must be integers or text")
             if _type_of(value) != kind and not (_is_number(value) and kind in (pa.int64(), pa.float64())):
                 shown = json.dumps(value)[:60]
@@ -127,8 +135,10 @@ class _Problem:
         return UserError(f"{file}, line {line}: {self.sentence} (--drop-bad-rows drops and counts such rows)")
 
 
-def _column(values: list[Any], kind: pa.DataType) -> pa.Array:
-    """Make a column of the settled type; integers become decimals where some values are."""
+def _column(values: list[Any], kind: pa.DataType, as_text: bool) -> pa.Array:
+    """Make a column of the settled type; integers become decimals where some values are, and text where all must."""
+    if as_text:
+        return pa.array([None if value is None else str(value) for value in values], pa.string())
     if any(isinstance(value, float) for value in values) and not pa.types.is_string(kind):
         kind = pa.float64()
     return pa.array(values, kind)
@@ -217,11 +227,25 @@ def open_jsonl(
     sample = _sample(files[0], options.drop_bad_rows)
     names = list(dict.fromkeys(name for _, record in sample for name in record))
     columns = choose_columns(names, choose(names) if choose else options, str(files[0]))
-    fields = [
-        pa.field(name, _settled_type(files[0], sample, name, name in (columns.user, columns.item), options))
-        for name in columns.names
-    ]
+    fields = []
+    for name in columns.names:
+        telling = sample
+        if all(record.get(name) is None for _, record in sample):
+            telling = _first_with(files, name) or sample
+        kind = _settled_type(files[0], telling, name, name in (columns.user, columns.item), options)
+        fields.append(pa.field(name, kind))
     return JsonLinesReader(files, columns, options, pa.schema(fields))
+
+
+def _first_with(files: Sequence[Path], name: str) -> list[tuple[int, _Record]]:
+    """Return the first object of all files in which a field has a value, for fields that begin without any."""
+    for file in files:
+        for lines in read_lines(file, _LINES):
+            for number, line in _numbered(lines):
+                problem, record = _read_object(line)
+                if problem is None and record.get(name) is not None:
+                    return [(number, record)]
+    return []
 
 
 def _settled_type(
@@ -237,6 +261,8 @@ def _settled_type(
     if not kinds:
         return pa.string()
     counts = Counter(kind for _, kind in kinds if kind is not None)
+    if is_id and options.text_ids and set(counts) == {pa.int64(), pa.string()}:
+        return pa.string()
     if counts and options.drop_bad_rows:
         return counts.most_common(1)[0][0]
     if len(counts) < len({kind for _, kind in kinds}):
@@ -245,8 +271,12 @@ def _settled_type(
     if is_id and set(counts) == {pa.int64(), pa.float64()}:
         usual = pa.int64()  # whichever comes first: decimals cannot be ids
     elif len(counts) > 1:
-        number = next(number for number, kind in kinds if kind != usual)
-        raise UserError(f"{file}, line {number}: field {name!r} is text in some lines and a number in others")
+        number, other = next((number, kind) for number, kind in kinds if kind != usual)
+        remedy = "; --text-ids takes both as text" if is_id and set(counts) == {pa.int64(), pa.string()} else ""
+        raise UserError(
+            f"{file}, line {number}: field {name!r} is {_called(other)} here and {_called(usual)} in earlier lines"
+            f"{remedy}"
+        )
     return usual
 
 

@@ -52,6 +52,8 @@ class ParquetReader:
 
     def _check_kind(self, name: str, schema: pa.Schema, file: Path, kinds: dict[str, tuple[str, Path]]) -> None:
         """Refuse a column that is a number in one file and text in another."""
+        if name in schema.names and pa.types.is_null(schema.field(name).type):
+            return  # a part without rows, or without a value in this column, has no type to tell
         kind = _kind(schema.field(name).type) if name in schema.names else "partition"
         known, first = kinds.setdefault(name, (kind, file))
         if kind != known:
@@ -161,7 +163,7 @@ def open_parquet_file(file: Path) -> pq.ParquetFile:
 def _kind(kind: pa.DataType) -> str:
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
-    if pa.types.is_integer(kind):
+    if pa.types.is_integer(kind) or (pa.types.is_decimal(kind) and kind.scale == 0):
         return "an integer"
     if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
         return "a decimal"

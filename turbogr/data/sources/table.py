@@ -38,37 +38,39 @@ class TableReader:
     def _block(self, start: int) -> Block:
         piece = self.table.slice(start, _BATCH_ROWS)
         columns = {name: piece[name].combine_chunks() for name in self.columns.names}
-        return Block(columns, piece.num_rows, lambda k: f"row {start + k:,} of the table", piece.num_rows)
+        return Block(columns, piece.num_rows, lambda k: f"row {start + k + 1:,} of the table", piece.num_rows)
 
 
-def as_arrow(table: Any) -> pa.Table:
-    """Return a pandas, polars or pyarrow table as an Arrow table; raises UserError for anything else."""
-    if isinstance(table, pa.Table):
-        return table
-    if isinstance(table, pa.RecordBatch):
-        return pa.Table.from_batches([table])
+def column_names(table: Any) -> list[str]:
+    """Return the names of the columns of a pandas, polars or pyarrow table; raises UserError for anything else."""
+    if isinstance(table, pa.Table | pa.RecordBatch):
+        return list(table.schema.names)
     library = type(table).__module__.partition(".")[0]
-    if library == "polars" and hasattr(table, "collect"):
-        table = table.collect()
-    if library == "polars" and hasattr(table, "to_arrow"):
-        return _converted(table, type(table).to_arrow)
+    if library == "polars" and hasattr(table, "collect_schema"):
+        return list(table.collect_schema().names())
     if library == "pandas" and hasattr(table, "columns"):
-        refuse_doubled([str(name) for name in table.columns], "the table")
-        return _converted(table, partial(pa.Table.from_pandas, preserve_index=False))
+        return [str(name) for name in table.columns]
     raise UserError(f"expected a pandas, polars or pyarrow table, got {type(table).__name__}")
 
 
-def _converted(table: Any, convert: Callable[[Any], pa.Table]) -> pa.Table:
-    """Convert a whole table; where that fails, raise UserError with the column that cannot be converted."""
+def as_arrow(table: Any, names: Sequence[str]) -> pa.Table:
+    """Return the named columns of a table as an Arrow table; raises UserError where one cannot be converted."""
+    if isinstance(table, pa.Table | pa.RecordBatch):
+        return pa.table({name: table.column(name) for name in names})
+    if hasattr(table, "iloc"):
+        places = [column_names(table).index(name) for name in names]
+        return pa.table({name: _column(table.iloc[:, place], name) for name, place in zip(names, places, strict=True)})
+    chosen = table.select(names)
+    chosen = chosen.collect() if hasattr(chosen, "collect") else chosen
+    return pa.table({name: _column(chosen.get_column(name), name) for name in names})
+
+
+def _column(values: Any, name: str) -> pa.Array | pa.ChunkedArray:
+    """Convert one column of pandas or polars."""
     try:
-        return convert(table)
+        return values.to_arrow() if hasattr(values, "to_arrow") else pa.Array.from_pandas(values)
     except _UNFIT as error:
-        for name in table.columns:
-            try:
-                convert(table[[name]])
-            except _UNFIT as reason:
-                raise UserError(f"column {str(name)!r} of the table {_why(reason)}") from error
-        raise UserError(f"the table {_why(error)}") from error
+        raise UserError(f"column {name!r} of the table {_why(error)}") from error
 
 
 def _why(error: Exception) -> str:
@@ -84,8 +86,9 @@ def table_source(table: Any) -> Source:
 
     def open_table(paths: Sequence[Path], options: ReadOptions) -> TableReader:
         assert not paths, "a table has no paths"
-        arrow = as_arrow(table)
-        refuse_doubled(arrow.column_names, "the table")
-        return TableReader(arrow, choose_columns(arrow.column_names, options, "the table"))
+        names = column_names(table)
+        refuse_doubled(names, "the table")
+        columns = choose_columns(names, options, "the table")
+        return TableReader(as_arrow(table, columns.names), columns)
 
     return Source("table", "a pandas, polars or pyarrow table in memory", open_table, OF_TYPED_FILES)
