@@ -54,9 +54,9 @@ TURBOGR_OUTLINE inline void fill_decay(const Decay& decay, const int64_t* row_ti
 TURBOGR_OUTLINE inline void add_decay_gradient(const Decay& decay, const float* grad_weights, const DecayTile& tile,
                                                int64_t rows, int64_t keys, int64_t place, double* sums) {
   const float log_base = std::log(decay.base);
-  vf amplitude{}, exponent{}, base{};
+  double amplitude = 0.0, exponent = 0.0, base = 0.0;  // terms of both signs cancel, so only short sums are in float
   for (int64_t c = 0; c < keys; ++c) {
-    vf key_amplitude{}, key_exponent{}, key_base{};  // sums in two stages, which keeps them precise
+    vf key_amplitude{}, key_exponent{}, key_base{};
     for (int64_t r = max_of(0, c - place) / kLanes * kLanes; r < round_up(rows, kGroup); r += kLanes) {
       const int64_t at = c * kBlock + r;
       const vf power = load(tile.power + at);
@@ -65,13 +65,13 @@ TURBOGR_OUTLINE inline void add_decay_gradient(const Decay& decay, const float* 
       key_base += by_amplitude * power;
       key_exponent += by_amplitude * power * load(tile.log_days + at);
     }
-    amplitude += key_amplitude;
-    exponent += key_exponent;
-    base += key_base;
+    amplitude += static_cast<double>(sum(key_amplitude));
+    exponent += static_cast<double>(sum(key_exponent));
+    base += static_cast<double>(sum(key_base));
   }
-  sums[0] += static_cast<double>(sum(amplitude));
-  sums[1] += static_cast<double>(sum(exponent)) * decay.amplitude * log_base;
-  sums[2] += static_cast<double>(sum(base)) * decay.amplitude / decay.base;
+  sums[0] += amplitude;
+  sums[1] += exponent * decay.amplitude * log_base;
+  sums[2] += base * decay.amplitude / decay.base;
 }
 
 }  // namespace TURBOGR_ISA

@@ -10,7 +10,7 @@ from tests.ops.judging import needs_kernels
 from turbogr.bench import run_benchmark, tiles
 from turbogr.errors import UserError
 
-SMALL = ["head_dims=8", "lengths=16,40", "tokens=64", "heads=1", "repeats=1"]
+SMALL = ["head_dims=8", "lengths=16,40", "tokens=64", "heads=1", "repeats=1", "rounds=2"]
 
 
 @needs_kernels

@@ -30,7 +30,8 @@ SETTINGS: dict[str, Any] = {
     "lengths": [200, 1024, 4096],
     "tokens": 16384,
     "heads": 4,
-    "repeats": 5,
+    "repeats": 3,
+    "rounds": 3,
     "threads": 0,  # 0: as many as torch uses
 }
 
@@ -54,7 +55,8 @@ def run(settings: Mapping[str, Any]) -> Result:
     if not (root / "csrc").is_dir() or not (root / "setup.py").is_file():
         raise UserError("bench tiles builds the kernels anew; run it from TurboGR's source tree")
     shapes = [(head_dim, length) for head_dim in settings["head_dims"] for length in settings["lengths"]]
-    seconds = {_BUILT_IN: _measure(shapes, settings, {})}
+    variables: dict[str, dict[str, str]] = {_BUILT_IN: {}}
+    seconds: dict[str, list[float]] = {}
     notes = []
     with tempfile.TemporaryDirectory(prefix="turbogr-tiles-") as folder:
         for candidate in _candidates(settings):
@@ -63,7 +65,11 @@ def run(settings: Mapping[str, Any]) -> Result:
             except RuntimeError as error:
                 notes.append(f"{candidate.name} was left out: {error}")
                 continue
-            seconds[candidate.name] = _measure(shapes, settings, {"TURBOGR_KERNELS": str(library)})
+            variables[candidate.name] = {"TURBOGR_KERNELS": str(library)}
+        for _ in range(settings["rounds"]):  # in turn, so that a busy moment of the machine meets all alike
+            for name, environment in variables.items():
+                measured = _measure(shapes, settings, environment)
+                seconds[name] = [min(pair) for pair in zip(measured, seconds.get(name, measured), strict=True)]
     return _result(shapes, seconds, notes)
 
 
@@ -91,11 +97,11 @@ def _build(candidate: Candidate, root: Path, folder: Path) -> Path:
     return library
 
 
-def _measure(shapes: list[tuple[int, int]], settings: Mapping[str, Any], variables: dict[str, str]) -> list[float]:
+def _measure(shapes: list[tuple[int, int]], settings: Mapping[str, Any], environment: dict[str, str]) -> list[float]:
     request = {key: settings[key] for key in ("tokens", "heads", "repeats", "threads")} | {"shapes": shapes}
     child = subprocess.run(
         [sys.executable, "-m", "turbogr.bench._tiles"],
-        env={**os.environ, "TURBOGR_ISA": native.isa(), **variables},
+        env={**os.environ, "TURBOGR_ISA": native.isa(), **environment},
         input=json.dumps(request),
         capture_output=True,
         text=True,
