@@ -94,8 +94,8 @@ def plan_steps(
     - "reallocate": equal cost, and as far as that allows equally many tokens;
     - "auto": see `resolve_strategy`.
 
-    The last two count cost and tokens relative to the ranks' `speeds` [world], equal ones by default, and are never
-    less equal than "none". `cost` defaults to counting tokens.
+    Both that balance do so relative to the ranks' `speeds` [world], equal ones by default, and are never less equal
+    than "none". `cost` defaults to counting tokens.
 
     Raises:
         UserError: not as many speeds as ranks.
