@@ -16,7 +16,7 @@ from tests.parallel.ranks import run_ranks
 from tests.parallel.training import make_trainer, train_run
 from tests.train.conftest import write_store
 from turbogr.config import Config
-from turbogr.errors import RankLost
+from turbogr.errors import RankLost, UserError
 from turbogr.parallel import agreement
 from turbogr.parallel.agreement import ReplicaError
 from turbogr.parallel.world import joined
@@ -120,3 +120,50 @@ def test_the_end_of_a_rank_is_noticed_at_once(config: Config, store_path: Path, 
     for told, seconds in run_ranks(3, leave_early, config, store_path, tmp_path):
         assert told == "left" or ("lost contact with another rank" in told and "--resume" in told)
         assert seconds < 20
+
+
+def come_or_not(seconds: float) -> str:
+    """Rank 1 never comes; return what the others say. Rank 0 keeps the store and is the last to leave."""
+    if os.environ["RANK"] == "1":
+        return ""
+    try:
+        with joined(start_timeout=seconds + (os.environ["RANK"] == "0")):
+            return "all came"
+    except UserError as error:
+        return str(error)
+
+
+def test_ranks_that_never_come_are_named() -> None:
+    told = run_ranks(3, come_or_not, 1.0)
+    assert "rank 1 of 3 did not come within 2 s" in told[0]
+    assert "rank 1 of 3 did not come within 1 s" in told[2]
+
+
+def save_on_a_full_disk(config: Config, store: Path, out: Path) -> str:
+    """Rank 1 cannot write its part of the second checkpoint; return what is raised."""
+    save = torch.save
+
+    def full(*args: Any, **kwargs: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with joined() as world:
+        trainer = make_trainer(config, store, out, world)
+        trainer.checkpoints.save(trainer.state(), trainer.progress)
+        trainer.step(trainer.loader.batch(0, 0))
+        torch.save = full if world.rank == 1 else save
+        try:
+            trainer.checkpoints.save(trainer.state(), trainer.progress)
+        except OSError as error:
+            return str(error)
+        finally:
+            torch.save = save
+    return "nothing was noticed"
+
+
+def test_a_full_disk_on_one_rank_leaves_the_previous_checkpoint(
+    config: Config, store_path: Path, tmp_path: Path
+) -> None:
+    for told in run_ranks(2, save_on_a_full_disk, config, store_path, tmp_path):
+        assert "No space left on device" in told
+    names = [entry.name for entry in (tmp_path / "checkpoints").iterdir()]
+    assert names == ["step-0"]

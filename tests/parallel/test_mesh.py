@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from turbogr.config import ParallelConfig, load_config
 from turbogr.errors import UserError
 from turbogr.parallel.mesh import choose_mesh
 
@@ -40,3 +43,13 @@ def test_wishes_that_do_not_fit_are_refused() -> None:
         choose_mesh(8, 8, groups=3)
     with pytest.raises(UserError, match=r"parallel\.groups 2 × parallel\.members 2 is 4, but there are 8 ranks"):
         choose_mesh(8, 8, groups=2, members=2)
+
+
+def test_a_recipe_may_say_auto(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("parallel: auto\n")
+    assert load_config(recipe).parallel == ParallelConfig()
+    assert load_config(recipe, ["parallel.groups=2"]).parallel.groups == 2
+    recipe.write_text("parallel:\n  group: 2\n")
+    with pytest.raises(UserError, match=r"unknown key 'group'.*Did you mean 'groups'"):
+        load_config(recipe)

@@ -18,16 +18,15 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed.distributed_c10d import PrefixStore
-from torch.distributed.rendezvous import rendezvous
+from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from turbogr.errors import RankLost, ToldElsewhere, UserError
 
 _T = TypeVar("_T")
 
-_START_SECONDS = 300.0
 _STOP_KEY = "turbogr/stop"
 _STOP_POLL_SECONDS = 0.5
+_START_POLL_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
@@ -145,11 +144,12 @@ def is_restarted() -> bool:
 
 
 @contextmanager
-def joined(timeout: float = 1800.0) -> Iterator[World]:
+def joined(timeout: float = 1800.0, start_timeout: float = 300.0) -> Iterator[World]:
     """Connect to the other ranks for the time of the `with` block, as the environment of torchrun says.
 
-    `timeout` is how many seconds a rank waits for another one before it gives up. Without other ranks nothing happens.
-    A process group that the caller has made is used and left alone.
+    `timeout` is how many seconds a rank waits for an answer of another one before it gives up, `start_timeout` how many
+    it waits for all to come. Without other ranks nothing happens. A process group that the caller has made is used and
+    left alone.
 
     Raises:
         UserError: the ranks do not find each other; it says which are missing.
@@ -159,7 +159,7 @@ def joined(timeout: float = 1800.0) -> Iterator[World]:
         return
     ours = not dist.is_initialized()
     if ours:
-        _initialise(timeout)
+        _initialise(timeout, start_timeout)
     world = World(
         dist.get_rank(),
         dist.get_world_size(),
@@ -173,26 +173,51 @@ def joined(timeout: float = 1800.0) -> Iterator[World]:
             dist.destroy_process_group()
 
 
-def _initialise(timeout: float) -> None:
+def _initialise(timeout: float, start_timeout: float) -> None:
     accelerator = torch.accelerator.current_accelerator()
     backend = "gloo"
     if accelerator is not None:
         backend = f"cpu:gloo,{accelerator.type}:{dist.get_default_backend_for_device(accelerator)}"
     try:
-        limit = timedelta(seconds=timeout)
-        store, rank, size = next(rendezvous("env://", timeout=limit))
+        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         # A job that torchrun starts again meets the store of its last life, with addresses of ranks that are gone.
-        store = PrefixStore(f"turbogr/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
-        if backend == "gloo":
-            dist.monitored_barrier(timeout=timedelta(seconds=min(timeout, _START_SECONDS)))
-    except (RuntimeError, ValueError) as error:
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        life = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        store = PrefixStore(f"turbogr/{life}", _open_store(rank, start_timeout))
+        _wait_for_all(store, rank, size, start_timeout)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout))
+    except (RuntimeError, ValueError, KeyError) as error:
+        if isinstance(error, UserError):
+            raise
         raise UserError(
             f"rank {os.environ.get('RANK', '?')} could not meet the other ranks: {_first_line(error)}. Check that "
             "every rank was started and that MASTER_ADDR can be reached"
         ) from error
+
+
+def _open_store(rank: int, seconds: float) -> Store:
+    """Connect to the store of the job, which torchrun's agent keeps, or else rank 0."""
+    return dist.TCPStore(  # type: ignore[attr-defined, no-any-return]
+        os.environ["MASTER_ADDR"],
+        int(os.environ["MASTER_PORT"]),
+        is_master=rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
+        timeout=timedelta(seconds=seconds),
+        wait_for_workers=False,
+    )
+
+
+def _wait_for_all(store: Store, rank: int, size: int, seconds: float) -> None:
+    """Wait until every rank has come to the store: before any of them is needed, the missing ones can be named."""
+    names = [f"rank-{number}" for number in range(size)]
+    store.set(names[rank], "here")
+    deadline = time.monotonic() + seconds
+    while not store.check(names):
+        if time.monotonic() > deadline:
+            missing = ", ".join(str(number) for number, name in enumerate(names) if not store.check([name]))
+            raise UserError(
+                f"rank {missing} of {size} did not come within {seconds:g} s; check that every rank was started, and "
+                "what the missing ones say"
+            )
+        time.sleep(_START_POLL_SECONDS)
 
 
 @contextmanager
