@@ -26,8 +26,8 @@ class RowSums {
         ranges_((num_rows >> shift_) + 1),
         per_portion_(max_of(1, min_of(min_of(num_positions, portion / terms), int64_t(1) << (32 - shift_)))),
         dealt_(per_portion_ * terms),
-        coefficients_(ceil_div(per_portion_, kChunk) * terms),
-        next_(ceil_div(per_portion_, kChunk) * ranges_),
+        coefficients_(ceil_div(per_portion_, kChunk) * line_up(terms)),
+        next_(ceil_div(per_portion_, kChunk) * line_up(ranges_)),
         starts_(ranges_ + 1) {}
 
   explicit operator bool() const { return dealt_ && coefficients_ && next_ && starts_; }
@@ -47,6 +47,9 @@ class RowSums {
 
  private:
   static constexpr int64_t kChunk = 64;  // positions of a task
+
+  // Room for n words, such that no two threads ever write to one line of memory.
+  static int64_t line_up(int64_t n) { return round_up(n, 32); }
 
   // A position of the portion and a row of the range, packed in one word.
   struct Term {
@@ -72,7 +75,7 @@ class RowSums {
   void deal(int64_t first, int64_t end, RowOf&& row_of, CoefficientsOf&& coefficients_of) {
     const int64_t chunks = ceil_div(end - first, kChunk);
     parallel_tasks(chunks, [&](int64_t chunk) {
-      uint32_t* count = next_.data() + chunk * ranges_;
+      uint32_t* count = next_.data() + chunk * line_up(ranges_);
       std::memset(count, 0, static_cast<size_t>(ranges_) * sizeof(uint32_t));
       for (int64_t t = first + chunk * kChunk; t < min_of(end, first + (chunk + 1) * kChunk); ++t) {
         for (int64_t j = 0; j < terms_; ++j) ++count[row_of(t, j) >> shift_];
@@ -82,16 +85,17 @@ class RowSums {
     for (int64_t range = 0; range < ranges_; ++range) {
       starts_[range] = total;
       for (int64_t chunk = 0; chunk < chunks; ++chunk) {
-        const uint32_t count = next_[chunk * ranges_ + range];
-        next_[chunk * ranges_ + range] = total;
+        uint32_t& next = next_[chunk * line_up(ranges_) + range];
+        const uint32_t count = next;
+        next = total;
         total += count;
       }
     }
     starts_[ranges_] = total;
     parallel_tasks(chunks, [&](int64_t chunk) {
       const int64_t begin = first + chunk * kChunk;
-      deal_chunk(begin, min_of(end, begin + kChunk), begin - first, coefficients_.data() + chunk * terms_,
-                 next_.data() + chunk * ranges_, row_of, coefficients_of);
+      deal_chunk(begin, min_of(end, begin + kChunk), begin - first, coefficients_.data() + chunk * line_up(terms_),
+                 next_.data() + chunk * line_up(ranges_), row_of, coefficients_of);
     });
   }
 
