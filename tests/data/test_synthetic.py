@@ -128,8 +128,8 @@ def test_the_written_log_prepares_to_the_same_store(tmp_path: Path, name: str, m
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_users": 1}, "num_users=1 is out of range"),
-        ({"median_length": 100.0}, "median_length"),
+        ({"num_users": 1}, "--num-users must be at least 2, but it is 1"),
+        ({"median_length": 100.0}, "--median-length must lie between"),
         ({"preset": "kuairand"}, "Did you mean 'kuairand-27k'"),
         ({"num_usrs": 5}, "Did you mean 'num_users'"),
         ({"keep_columns": ["is_lik"]}, "Did you mean 'is_like'"),

@@ -27,6 +27,7 @@ _PLAIN = str.maketrans(
     {**dict(zip("▏▎▍▌▋▊▉█", "----####", strict=True)), **dict(zip("▁▂▃▄▅▆▇", "_.:-=+*", strict=True))}
     | {"→": "->", "…": "..."}
 )
+_LONGEST_ID = 80
 _SPANS = ((86400 * 365, "y"), (86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
@@ -92,7 +93,7 @@ def describe(store: Store, summary: Summary, num_users: int, num_events: int) ->
 def _actions(store: Store) -> str:
     if not store.actions:
         return "actions: none"
-    return "actions: " + ", ".join(f"{name} ({values.dtype})" for name, values in store.actions.items())
+    return "actions: " + ", ".join(f"{_shown(name)} ({values.dtype})" for name, values in store.actions.items())
 
 
 def _distribution(title: str, what: str, distribution: Distribution) -> str:
@@ -137,13 +138,22 @@ def _sequences(store: Store, num_users: int, num_events: int, width: int) -> lis
         first = max(start, end - num_events)
         items = store.item_ids.decode(store.items[first:end])
         times = np.asarray(store.times[first:end])
-        text = f"user {store.user_ids.decode([user])[0]}, {end - start:,} events: " + ("… " if first > start else "")
+        text = f"user {_shown(store.user_ids.decode([user])[0])}, {end - start:,} events: " + (
+            "… " if first > start else ""
+        )
         real = store.manifest.times == "real"
-        text += f"{items[0]}" + (f" ({iso_time(int(times[0]))})" if real else "")
+        text += _shown(items[0]) + (f" ({iso_time(int(times[0]))})" if real else "")
         for item, gap in zip(items[1:], np.diff(times).tolist(), strict=True):
-            text += f" →{_span(gap) if real else ''} {item}"
+            text += f" →{_span(gap) if real else ''} {_shown(item)}"
         lines += textwrap.wrap(text, width, initial_indent="  ", subsequent_indent="    ", break_long_words=False)
     return lines
+
+
+def _shown(raw: object) -> str:
+    """Return a raw id as it may be printed: a terminal obeys no character of it, and a long one is cut."""
+    text = str(raw)
+    text = text if len(text) <= _LONGEST_ID else f"{text[:_LONGEST_ID]}…"
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 
 def _span(seconds: int) -> str:

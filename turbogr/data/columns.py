@@ -102,6 +102,12 @@ def refuse_doubled(names: Sequence[str], place: str) -> None:
             raise UserError(f"{place}: {count} columns are called {excerpt(name)}; rename or drop all but one")
 
 
+def looks_like_header(fields: Sequence[str]) -> bool:
+    """Whether a line names a column that is usually called so, rather than holding values."""
+    usual = {name for tiers in _USUAL.values() for tier in tiers for name in tier.split()}
+    return any(_plain(field) in usual for field in fields)
+
+
 def _choose(role: str, named: str | None, names: Sequence[str], place: str) -> str:
     if named is not None:
         if not (role == "time" and named == NO_COLUMN):

@@ -10,7 +10,7 @@ _DELAY = 2.0
 
 
 class Progress:
-    """Shows the stages of a long piece of work, one bar each; silent where `shown` is False."""
+    """Shows the stages of a long piece of work, one bar each; silent where `shown` is False or nobody looks on."""
 
     def __init__(self, shown: bool) -> None:
         self._shown = shown
@@ -25,7 +25,7 @@ class Progress:
             unit_divisor=1024 if unit == "B" else 1000,
             delay=_DELAY,
             file=sys.stderr,
-            disable=not self._shown,
+            disable=not (self._shown and sys.stderr.isatty()),
             leave=False,
             dynamic_ncols=True,
         )

@@ -28,7 +28,7 @@ _UNIT_SEPARATOR = "\x1f"
 _LONGEST_NAME = 1 << 16
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 _UNQUOTED = "say --quote none if quotes are part of the text"
-_BOMS = {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
+_BOMS = {b"\xff\xfe\0\0": "UTF-32", b"\0\0\xfe\xff": "UTF-32", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 
 
 @dataclass(frozen=True)
@@ -172,8 +172,9 @@ def read_lines(file: Path, layout: Layout) -> Iterator[Lines]:
 
 
 def _without_bom(piece: bytes, file: Path) -> bytes:
-    if piece[:2] in _BOMS:
-        raise UserError(f"{file} is {_BOMS[piece[:2]]} text; convert it to UTF-8 (iconv -f UTF-16 -t UTF-8)")
+    for mark, name in _BOMS.items():
+        if piece.startswith(mark):
+            raise UserError(f"{file} is {name} text; convert it to UTF-8 (iconv -f {name} -t UTF-8)")
     return piece.removeprefix(b"\xef\xbb\xbf")
 
 

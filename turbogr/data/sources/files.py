@@ -1,4 +1,4 @@
-"""Finding and opening input files: folders, globs, plain, gzip and zstd."""
+"""Finding and opening input files: folders, globs, plain or compressed, by their suffix or their first bytes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,17 @@ import pyarrow as pa
 
 from turbogr.errors import UserError, nearest
 
-_COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd", ".bz2": "bz2"}
+_COMPRESSIONS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd", ".bz2": "bz2", ".lz4": "lz4"}
+_UNREADABLE = {".xz": "xz", ".zip": "zip"}
+_FIRST_BYTES = {
+    b"\x1f\x8b\x08": "gzip",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    **{b"BZh%d1AY&SY" % level: "bz2" for level in range(1, 10)},
+    b"\x04\x22\x4d\x18": "lz4",
+    b"\xfd7zXZ\0": "xz",
+    b"PK\x03\x04": "zip",
+    b"PAR1": "parquet",
+}
 
 
 def find_files(paths: Sequence[Path | str], suffixes: tuple[str, ...], what: str) -> list[Path]:
@@ -32,15 +42,29 @@ def find_files(paths: Sequence[Path | str], suffixes: tuple[str, ...], what: str
             if not inside:
                 raise UserError(f"{path} holds no {what} ({', '.join('*' + suffix for suffix in suffixes)})")
             found += inside
-        elif path.exists():
+        elif path.is_file():
             found.append(path)
+        elif path.exists():
+            raise UserError(f"{path} is no regular file; the log is read more than once, so write it to one first")
         else:
             matches = sorted(Path(match) for match in glob.glob(str(path), recursive=True) if os.path.isfile(match))
             if not matches:
                 beside = os.listdir(path.parent) if path.parent.is_dir() else []
                 raise UserError(f"{path} does not exist.{nearest(path.name, beside)}")
             found += matches
-    return list(dict.fromkeys(found))
+    refuse_repeated(found)
+    return found
+
+
+def refuse_repeated(files: Sequence[Path]) -> None:
+    """Raise UserError where a file is named twice, by whatever path: whether its rows count twice is unclear."""
+    seen: dict[str, Path] = {}
+    for file in files:
+        place = os.path.realpath(file)
+        if place in seen:
+            also = "" if seen[place] == file else f" (also as {seen[place]})"
+            raise UserError(f"{file} is named twice{also}; name every file once")
+        seen[place] = file
 
 
 def partition_root(path: Path) -> Path:
@@ -71,7 +95,7 @@ def read_pieces(path: Path, size: int) -> Iterator[tuple[bytes, int]]:
     Raises:
         UserError: the file cannot be read, or its compression is broken or cut short.
     """
-    compression = _COMPRESSIONS.get(path.suffix.lower())
+    compression = _COMPRESSIONS.get(path.suffix.lower()) or _seen_compression(path)
     try:
         with pa.OSFile(os.fsencode(path), "rb") as file:
             stream = pa.CompressedInputStream(file, compression) if compression else file
@@ -84,6 +108,21 @@ def read_pieces(path: Path, size: int) -> Iterator[tuple[bytes, int]]:
         raise UserError(f"cannot read {path}: {error.strerror or error} (is it cut short{what}?)") from error
 
 
+def _seen_compression(path: Path) -> str | None:
+    """Tell a compression by the first bytes; raises UserError for one that cannot be read here."""
+    try:
+        with open(path, "rb") as file:
+            start = file.read(max(map(len, _FIRST_BYTES)))
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from error
+    kind = next((kind for first, kind in _FIRST_BYTES.items() if start.startswith(first)), None)
+    if kind == "parquet":
+        raise UserError(f"{path} is a Parquet file; read it with the source 'parquet'")
+    if kind in _UNREADABLE.values():
+        raise UserError(f"{path} is {kind}-compressed, which is not read here; unpack it, or use gzip or zstd")
+    return kind
+
+
 def plain_name(path: Path) -> str:
-    """Return the file's name without the suffix of a compression."""
-    return path.name.removesuffix(path.suffix) if path.suffix.lower() in _COMPRESSIONS else path.name
+    """Return the file's name without the suffix of a compression, also of one that will be refused."""
+    return path.name.removesuffix(path.suffix) if path.suffix.lower() in {**_COMPRESSIONS, **_UNREADABLE} else path.name

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from turbogr.data.columns import check_columns, choose_columns, refuse_doubled
 from turbogr.data.sources.block import OF_TYPED_FILES, Block, Columns, ReadOptions, Source
-from turbogr.data.sources.files import find_files, partition_root
+from turbogr.data.sources.files import find_files, partition_root, refuse_repeated
 from turbogr.errors import UserError
 
 _BATCH_ROWS = 1 << 19
@@ -144,7 +144,10 @@ def find_partitioned(paths: Sequence[Path]) -> dict[Path, dict[str, str]]:
     for path in paths:
         root = shared if shared is not None and path.is_file() else partition_root(path)
         for file in find_files([path], (".parquet", ".pq", ".parq"), "Parquet files"):
-            found.setdefault(file, partition_values(file, root))
+            if file in found:
+                refuse_repeated([file, file])
+            found[file] = partition_values(file, root)
+    refuse_repeated(list(found))
     return found
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from turbogr.data.columns import choose_columns, refuse_doubled
+from turbogr.data.columns import choose_columns, looks_like_header, refuse_doubled
 from turbogr.data.sources.block import NO_COLUMN, OF_FILES, OF_TYPED_FILES, ReadOptions, RowFilter, Source
 from turbogr.data.sources.delimited import DelimitedReader, Layout, open_csv, read_lines, read_names, sniff_delimiter
 from turbogr.data.sources.files import find_files, plain_name
@@ -27,10 +26,11 @@ _LENGTH_OF_ASIN = 10
 def open_movielens(paths: Sequence[Path], options: ReadOptions) -> DelimitedReader:
     """Open ratings.dat (user::item::rating::time), ratings.csv (with a header) or u.data (tabs), every rating."""
     files = _in_folders(paths, ("ratings.dat", "ratings.csv", "u.data"))
-    kind = plain_name(files[0])
-    if kind.endswith(".csv"):
+    first = next(read_lines(files[0], Layout(",", quoted=False))).data.split(b"\n", 1)[0]
+    delimiter = next((mark for mark in ("::", "\t") if mark.encode() in first), None)
+    if delimiter is None:
         return open_csv(files, options)
-    layout = Layout("::" if kind.endswith(".dat") else "\t", _RATING_NAMES, quoted=False)
+    layout = Layout(delimiter, _RATING_NAMES, quoted=False)
     return DelimitedReader(files, layout, choose_columns(_RATING_NAMES, options, str(files[0])), options)
 
 
@@ -58,7 +58,8 @@ def open_amazon(paths: Sequence[Path], options: ReadOptions) -> DelimitedReader 
         return open_jsonl(files, options, partial(_amazon_fields, options))
     first = next(read_lines(files[0], Layout(","))).data.split(b"\n", 1)[0].decode("utf-8", "replace").strip()
     fields = first.split(",")
-    if not re.fullmatch(r"\d+(\.\d+)?", fields[-1]):
+    named = {name for name in (options.user_column, options.item_column, options.time_column) if name}
+    if looks_like_header(fields) or named & {*fields}:
         return open_csv(files, _amazon_fields(options, fields))
     layout = Layout(",", _RATING_NAMES)
     columns = choose_columns(_RATING_NAMES, options, str(files[0]))

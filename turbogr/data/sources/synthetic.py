@@ -76,21 +76,23 @@ class Synthetic:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        mean = f"--mean-length ({self.mean_length:g})"
         checks = {
-            "num_users": self.num_users >= 2,
-            "num_items": self.num_items >= 2,
-            "median_length": 1 <= self.median_length <= self.mean_length,
-            "min_length": 1 <= self.min_length <= self.mean_length,
-            "max_length": self.max_length >= self.mean_length,
-            "interests": self.interests >= 1,
-            "session_length": self.session_length >= 1,
-            "drift": self.drift >= 1,
-            **{name: 0 <= getattr(self, name) < 1 for name in ("noise", "side", "abandon")},
-            "zipf": self.zipf >= 0,
+            "num_users": (self.num_users >= 2, "be at least 2"),
+            "num_items": (self.num_items >= 2, "be at least 2"),
+            "median_length": (1 <= self.median_length <= self.mean_length, f"lie between 1 and {mean}"),
+            "min_length": (1 <= self.min_length <= self.mean_length, f"lie between 1 and {mean}"),
+            "max_length": (self.max_length >= self.mean_length, f"be at least {mean}"),
+            "interests": (self.interests >= 1, "be at least 1"),
+            "session_length": (self.session_length >= 1, "be at least 1"),
+            "drift": (self.drift >= 1, "be at least 1"),
+            **{name: (0 <= getattr(self, name) < 1, "lie in [0, 1)") for name in ("noise", "side", "abandon")},
+            "zipf": (self.zipf >= 0, "not be negative"),
         }
-        for name, good in checks.items():
+        for name, (good, demand) in checks.items():
             if not good:
-                raise UserError(f"synthetic data: {name}={getattr(self, name)} is out of range")
+                option = f"--{name.replace('_', '-')}"
+                raise UserError(f"synthetic data: {option} must {demand}, but it is {getattr(self, name)}")
 
     @property
     def topics(self) -> int:
