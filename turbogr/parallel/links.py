@@ -1,0 +1,66 @@
+"""How fast ranks exchange and sum: a few messages of known size, timed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+import torch.distributed as dist
+
+from turbogr.parallel.world import World, contact
+
+_REPEATS = 7
+
+
+@dataclass(frozen=True)
+class Links:
+    """Seconds that a message takes at least, and bytes a second of one rank beyond that.
+
+    An exchange counts the bytes that a rank sends to others, a sum 2 (N - 1) / N of the summed bytes, as a ring does.
+    """
+
+    exchange_latency: float
+    exchange_rate: float
+    sum_latency: float
+    sum_rate: float
+
+
+def measure_links(world: World, num_bytes: int = 1 << 25) -> Links:
+    """Time an exchange between all ranks and a sum over them, of nothing much and of `num_bytes`; all call it."""
+    assert world.size > 1, "one rank has no links"
+
+    def exchange(size: int) -> float:
+        data = torch.zeros(size // 4 // world.size * world.size)
+        out = torch.empty_like(data)
+        return _seconds(world, lambda: dist.all_to_all_single(out, data))
+
+    def reduce(size: int) -> float:
+        data = torch.zeros(size // 4)
+        return _seconds(world, lambda: dist.all_reduce(data))
+
+    small = 4 * world.size
+    exchange_latency, sum_latency = exchange(small), reduce(small)
+    others = (world.size - 1) / world.size
+    return Links(
+        exchange_latency,
+        num_bytes * others / max(exchange(num_bytes) - exchange_latency, 1e-9),
+        sum_latency,
+        2 * num_bytes * others / max(reduce(num_bytes) - sum_latency, 1e-9),
+    )
+
+
+def _seconds(world: World, work: Callable[[], object]) -> float:
+    """Median over some repeats of the slowest rank's time, the same on all ranks."""
+    own = []
+    with contact():
+        work()
+        for _ in range(_REPEATS):
+            dist.barrier()
+            started = time.perf_counter()
+            work()
+            own.append(time.perf_counter() - started)
+    everyone = world.gather_objects(own)
+    return float(median(max(times) for times in zip(*everyone, strict=True)))
