@@ -110,3 +110,13 @@ def test_kept_memory_is_not_cleared_again() -> None:
         pytest.skip("this C library has no such switch")
     given_back, kept = map(int, done.stdout.split())
     assert kept < given_back / 10
+
+
+def test_huge_pages_are_asked_for_only_where_whole_ones_fit() -> None:
+    assert not native.prefer_huge_pages(torch.empty(100))
+    assert not native.prefer_huge_pages(torch.empty(2**24, device="meta"))
+    table = torch.empty(2**22)
+    if native.prefer_huge_pages(table):
+        with Path("/proc/self/smaps").open() as maps:
+            assert any(line.startswith("VmFlags:") and " hg" in line for line in maps)
+    assert torch.equal(table.fill_(1.0), torch.ones(2**22))

@@ -102,20 +102,23 @@ def _ours(
     ops = importlib.import_module("turbogr.ops")
     dropout = importlib.import_module("turbogr.random").Dropout(rate, seed=0) if rate else None
     keys = torch.arange(ids.numel())
-    square = torch.zeros_like(table)
+    weight = importlib.import_module("turbogr.layers.item_table").ItemTable(*table.shape).weight.copy_(table)
+    square = torch.empty_like(table)
+    ops.prefer_huge_pages(square)
+    square.zero_()
     grad = torch.randn(ids.numel(), table.shape[1])
     # A bare look-up has no positions to learn, and then their gradient is not asked for.
     learned = position_rows.shape[0] if position_rows.shape[0] > 1 else 0
 
     def forward() -> Any:
-        return ops.embed(table, ids, position_rows, positions, scale=scale, dropout=dropout, keys=keys)
+        return ops.embed(weight, ids, position_rows, positions, scale=scale, dropout=dropout, keys=keys)
 
     def backward(out: Tensor) -> None:
-        distinct, index = ops.unique_rows(ids, table.shape[0])
+        distinct, index = ops.unique_rows(ids, weight.shape[0])
         grad_rows, _ = torch.ops.turbogr.embed_backward(
             grad, index, positions, keys, distinct.numel(), learned, scale, rate, 0
         )
-        ops.row_adagrad_(table, square, distinct, grad_rows, lr=LR, eps=EPS)
+        ops.row_adagrad_(weight, square, distinct, grad_rows, lr=LR, eps=EPS)
 
     return forward, backward
 

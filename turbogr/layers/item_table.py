@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from turbogr.ops import random_integers, unique_rows
+from turbogr.ops import prefer_huge_pages, random_integers, unique_rows
 
 _ROWS_AT_ONCE = 4096
 _STD = 0.02
@@ -76,6 +76,7 @@ class ItemTable:
 
     def __init__(self, num_items: int, dim: int, *, device: torch.device | str = "cpu") -> None:
         self.weight = torch.empty(num_items, dim, device=device)
+        prefer_huge_pages(self.weight)
 
     @property
     def num_items(self) -> int:

@@ -6,7 +6,7 @@ from turbogr.ops.jagged_attention import RelativeBias, hstu_attention
 from turbogr.ops.jagged_attention.fuxi import DecayBias, fuxi_attention
 from turbogr.ops.jagged_attention.softmax import softmax_attention
 from turbogr.ops.keyed_dropout import keyed_dropout
-from turbogr.ops.native import keep_freed_memory
+from turbogr.ops.native import keep_freed_memory, prefer_huge_pages
 from turbogr.ops.norm_linear import norm_linear, norm_linear_pieces
 from turbogr.ops.random_integers import random_integers
 from turbogr.ops.registry import backend, services, set_backend
@@ -26,6 +26,7 @@ __all__ = [
     "keyed_dropout",
     "norm_linear",
     "norm_linear_pieces",
+    "prefer_huge_pages",
     "random_integers",
     "row_adagrad_",
     "row_adam_",

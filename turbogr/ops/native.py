@@ -32,6 +32,7 @@ _NOT_BUILT = (
     "the C++ kernels are not built: no compiler was found at install time, or the build failed; "
     "install a C++ compiler and install turbogr again"
 )
+_HUGE_PAGE = 2**21
 _TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "u": ctypes.c_uint64, "f": ctypes.c_float}
 
 
@@ -99,6 +100,23 @@ def keep_freed_memory() -> bool:
     return all(
         mallopt(option, value) == 1 for option, value in ((mmap_max, 0), (trim_threshold, 2**31 - 1), (top_pad, 2**26))
     )
+
+
+def prefer_huge_pages(tensor: Tensor) -> bool:
+    """Ask the system to back a large tensor with huge pages; call it before the tensor is first written to.
+
+    Rows of a table are read here and there, and with small pages most of the wait is for their addresses. Returns
+    False where nothing was asked: another device or system, a small tensor, or huge pages turned off.
+    """
+    if tensor.device.type != "cpu" or not sys.platform.startswith("linux"):
+        return False
+    madvise = getattr(ctypes.CDLL(None), "madvise", None)
+    begin = -(-tensor.data_ptr() // _HUGE_PAGE) * _HUGE_PAGE
+    end = (tensor.data_ptr() + tensor.nbytes) // _HUGE_PAGE * _HUGE_PAGE
+    if madvise is None or end <= begin:
+        return False
+    advice = 14  # MADV_HUGEPAGE of mman.h
+    return bool(madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), advice) == 0)
 
 
 class Kernel:

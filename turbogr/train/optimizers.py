@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from turbogr.config import OptimizerConfig
-from turbogr.ops import row_adagrad_, row_adam_
+from turbogr.ops import prefer_huge_pages, row_adagrad_, row_adam_
 
 
 class DenseAdamW:
@@ -56,7 +56,7 @@ class RowAdam:
 
     def __init__(self, weight: Tensor, config: OptimizerConfig) -> None:
         self.weight, self.config = weight, config
-        self.mean, self.square = torch.zeros_like(weight), torch.zeros_like(weight)
+        self.mean, self.square = _zeros_beside(weight), _zeros_beside(weight)
         self.num_steps = torch.zeros((), dtype=torch.int64)
 
     def step(self, ids: Tensor, grad: Tensor, lr: float) -> None:
@@ -83,13 +83,20 @@ class RowAdagrad:
 
     def __init__(self, weight: Tensor, config: OptimizerConfig) -> None:
         self.weight, self.config = weight, config
-        self.square = torch.zeros_like(weight)
+        self.square = _zeros_beside(weight)
 
     def step(self, ids: Tensor, grad: Tensor, lr: float) -> None:
         row_adagrad_(self.weight, self.square, ids, grad, lr=lr, eps=self.config.eps)
 
     def state(self) -> dict[str, Any]:
         return {"square": self.square}
+
+
+def _zeros_beside(weight: Tensor) -> Tensor:
+    """Zeros in the shape of a table, in memory that suits it as well."""
+    zeros = torch.empty_like(weight)
+    prefer_huge_pages(zeros)
+    return zeros.zero_()
 
 
 def make_row_optimizer(weight: Tensor, config: OptimizerConfig) -> RowOptimizer:
