@@ -102,7 +102,6 @@ def _ours(
     ops = importlib.import_module("turbogr.ops")
     dropout = importlib.import_module("turbogr.random").Dropout(rate, seed=0) if rate else None
     keys = torch.arange(ids.numel())
-    weight = importlib.import_module("turbogr.layers.item_table").ItemTable(*table.shape).weight.copy_(table)
     square = torch.empty_like(table)
     ops.prefer_huge_pages(square)
     square.zero_()
@@ -111,14 +110,14 @@ def _ours(
     learned = position_rows.shape[0] if position_rows.shape[0] > 1 else 0
 
     def forward() -> Any:
-        return ops.embed(weight, ids, position_rows, positions, scale=scale, dropout=dropout, keys=keys)
+        return ops.embed(table, ids, position_rows, positions, scale=scale, dropout=dropout, keys=keys)
 
     def backward(out: Tensor) -> None:
-        distinct, index = ops.unique_rows(ids, weight.shape[0])
+        distinct, index = ops.unique_rows(ids, table.shape[0])
         grad_rows, _ = torch.ops.turbogr.embed_backward(
             grad, index, positions, keys, distinct.numel(), learned, scale, rate, 0
         )
-        ops.row_adagrad_(weight, square, distinct, grad_rows, lr=LR, eps=EPS)
+        ops.row_adagrad_(table, square, distinct, grad_rows, lr=LR, eps=EPS)
 
     return forward, backward
 
@@ -153,7 +152,10 @@ WAYS = {
 def measure(way: str, settings: Mapping[str, Any]) -> dict[str, float]:
     """Seconds of the fastest forward and of the fastest backward with update, after a round that warms up."""
     torch.manual_seed(0)
-    table = torch.randn(settings["num_rows"] + 1, settings["width"])
+    table = torch.empty(settings["num_rows"] + 1, settings["width"])
+    if way.startswith("our"):
+        importlib.import_module("turbogr.ops").prefer_huge_pages(table)  # as our item tables do
+    table.normal_()
     forward, backward = WAYS[way](settings, table, *make_ids(settings))
     seconds: dict[str, float] = {"forward": math.inf, "backward": math.inf}
     for round_number in range(settings["repeats"] + 1):
