@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.ops.judging import needs_kernels
+from turbogr import ops
 from turbogr.ops import unique_rows
 from turbogr.ops.unique import reference
 
@@ -24,7 +25,8 @@ def test_against_the_definition(n: int, num_rows: int) -> None:
     assert torch.equal(index, places)
 
 
-def test_pieces_of_any_type_and_shape_are_ranked_together() -> None:
+@pytest.mark.parametrize("backend", ["reference", "auto"])
+def test_pieces_of_any_type_and_shape_are_ranked_together(backend: str) -> None:
     generator = torch.Generator().manual_seed(0)
     pieces = [
         torch.randint(0, 9000, (40,), generator=generator),
@@ -32,7 +34,8 @@ def test_pieces_of_any_type_and_shape_are_ranked_together() -> None:
         torch.randint(0, 9000, (300, 128), dtype=torch.int32, generator=generator),
         torch.randint(0, 9000, (90, 8), generator=generator)[:, ::2],
     ]
-    distinct, index = unique_rows(pieces, 9000)
+    with ops.backend(backend):
+        distinct, index = unique_rows(pieces, 9000)
     together = torch.cat([piece.flatten().long() for piece in pieces])
     assert index.dtype == torch.int32
     assert torch.equal(distinct, together.unique())

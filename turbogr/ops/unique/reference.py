@@ -12,5 +12,5 @@ def unique_rows(pieces: list[Tensor], num_rows: int) -> tuple[Tensor, Tensor]:
     """See `turbogr.ops.unique.unique_rows`."""
     for ids in pieces:
         check_index("ids", ids, num_rows)
-    distinct, index = torch.unique(torch.cat([ids.to(torch.int64) for ids in pieces]), return_inverse=True)
+    distinct, index = torch.unique(torch.cat([ids.flatten().to(torch.int64) for ids in pieces]), return_inverse=True)
     return distinct, index.to(torch.int32)
