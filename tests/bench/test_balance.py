@@ -64,9 +64,9 @@ def test_one_rank_waits_for_nobody() -> None:
 
 def test_the_measurement_is_told_in_per_cent_and_milliseconds(monkeypatch: pytest.MonkeyPatch) -> None:
     def torchrun(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
-        options = json.loads(command[-1])
+        options = json.loads(command[-2])
         found = {"waiting": 0.25, "planned": 0.2, "seconds": 0.5}
-        Path(options["result"]).write_text(json.dumps({"cost": [2e-6, 1e-9], "before": found, "after": found}))
+        Path(command[-1]).write_text(json.dumps({"cost": [2e-6, 1e-9], "before": found, "after": found}))
         return subprocess.CompletedProcess(command, options["steps"], "", "rank 1 fell")
 
     monkeypatch.setattr(subprocess, "run", torchrun)

@@ -57,7 +57,7 @@ def free_port() -> int:
 
 def _receive(pipe: Connection) -> tuple[bool, Any]:
     try:
-        return pipe.recv() if pipe.poll(120) else (False, "no answer within 120 s")
+        return pipe.recv() if pipe.poll(270) else (False, "no answer within 270 s")
     except EOFError:
         return False, "the process died"
 

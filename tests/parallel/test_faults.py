@@ -133,6 +133,24 @@ def come_or_not(seconds: float) -> str:
         return str(error)
 
 
+def fail_alone(config: Config, store: Path, out: Path) -> tuple[str, str]:
+    """Rank 1 meets a mistake that the others do not; return what is raised."""
+    try:
+        with joined() as world, world.telling_once():
+            if world.rank == 1:
+                raise UserError("my device is broken; mend it.")
+            world.barrier()
+    except UserError as error:
+        return type(error).__name__, str(error)
+    return "", ""
+
+
+def test_a_mistake_of_one_rank_is_told_by_the_others(config: Config, store_path: Path, tmp_path: Path) -> None:
+    (kind, told), (silent, _) = run_ranks(2, fail_alone, config, store_path, tmp_path)
+    assert (kind, silent) == ("RankLost", "ToldElsewhere")
+    assert "another rank: rank 1 ended with: my device is broken; mend it. The run continues" in told
+
+
 def test_ranks_that_never_come_are_named() -> None:
     told = run_ranks(3, come_or_not, 1.0)
     assert "rank 1 of 3 did not come within 2 s" in told[0]

@@ -1,6 +1,5 @@
 """What real ranks wait: processes that train a small model together over gloo, with and without balancing.
 
-Run by torchrun as `-m turbogr.bench._balance_measured OPTIONS`, the options as JSON; rank 0 writes the result as JSON.
 Every rank times its own forward and backward between two barriers. The best of several times counts: the rest is what
 else the machine does. With more ranks than cores they would only disturb each other.
 """
@@ -8,28 +7,22 @@ else the machine does. With more ranks than cores they would only disturb each o
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
-import os
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import MutableMapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from turbogr.bench._ranks import run_as_ranks, serve
 from turbogr.bench.record import Cell, Table
 from turbogr.config import Config, ModelConfig, resolve
 from turbogr.data.balance import StepPlan, Strategy, plan_steps, wait_share
 from turbogr.data.cost import CostModel, Float64Array
 from turbogr.data.vocabulary import Int64Array
-from turbogr.machine import usable_cores
 from turbogr.parallel.mesh import Mesh, choose_mesh
-from turbogr.parallel.world import World, joined
+from turbogr.parallel.world import World
 from turbogr.train.calibration import made_up_batch, measure_cost
 from turbogr.train.step import Stepper
 
@@ -52,20 +45,7 @@ def measured_waiting(ranks: int, steps: int, median: float, mean: float, figures
     Raises:
         RuntimeError: the processes failed; the message holds the end of what they said.
     """
-    with tempfile.TemporaryDirectory() as folder:
-        result = Path(folder, "result.json")
-        options = json.dumps({"steps": steps, "median": median, "mean": mean, "result": str(result)})
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-        done = subprocess.run(
-            [*torchrun, "-m", "turbogr.bench._balance_measured", options],
-            env={**os.environ, "OMP_NUM_THREADS": str(max(1, usable_cores() // ranks))},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode != 0:
-            raise RuntimeError(f"the ranks ended with {done.returncode}: {done.stderr[-2000:]}")
-        measured = json.loads(result.read_text(encoding="utf-8"))
+    measured = run_as_ranks("turbogr.bench._balance_measured", ranks, {"steps": steps, "median": median, "mean": mean})
     rows: list[list[Cell]] = []
     for when, strategy in _STRATEGIES.items():
         found = measured[when]
@@ -117,8 +97,4 @@ def _own_seconds(stepper: Stepper, plan: StepPlan) -> Float64Array:
 
 
 if __name__ == "__main__":
-    _options = json.loads(sys.argv[1])
-    with joined() as _world:
-        _result = measure(_world, _options)
-        if _world.is_first:
-            Path(_options["result"]).write_text(json.dumps(_result), encoding="utf-8")
+    serve(measure)

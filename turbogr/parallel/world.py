@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -24,7 +24,7 @@ from turbogr.errors import RankLost, ToldElsewhere, UserError
 
 _T = TypeVar("_T")
 
-_STOP_KEY = "turbogr/stop"
+_STOP_KEY, _LAST_WORDS_KEY = "stop", "last-words-"
 _STOP_POLL_SECONDS = 0.5
 _START_POLL_SECONDS = 0.05
 
@@ -97,7 +97,10 @@ class World:
 
     @contextmanager
     def telling_once(self) -> Iterator[None]:
-        """Let rank 0 alone raise a mistake that all ranks meet inside the block; the others raise ToldElsewhere."""
+        """Let rank 0 alone raise a mistake that all ranks meet inside the block; the others raise ToldElsewhere.
+
+        A rank that met it alone leaves its message for the RankLost that the others raise.
+        """
         try:
             yield
         except RankLost:
@@ -105,6 +108,7 @@ class World:
         except (UserError, OSError) as error:
             if self.is_first:
                 raise
+            _leave_word(self.rank, str(error))
             raise ToldElsewhere(str(error)) from error
 
     def tell_stop(self) -> None:
@@ -226,10 +230,26 @@ def contact() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
+        words = _words_left() or f"{_first_line(error)}. Find the rank that ended first and why"
         raise RankLost(
-            f"rank {dist.get_rank()} lost contact with another rank ({_first_line(error)}). Find the rank that ended "
-            "first and why; the run continues from its last checkpoint with --resume"
+            f"rank {dist.get_rank()} lost contact with another rank: {words}. The run continues from its last "
+            "checkpoint with --resume"
         ) from error
+
+
+def _leave_word(rank: int, text: str) -> None:
+    """Tell the store why this rank ends, in case that it is the only one that does."""
+    with suppress(RuntimeError):
+        _store().set(f"{_LAST_WORDS_KEY}{rank}", text)
+
+
+def _words_left() -> str:
+    """What ranks have said before they ended, "" for nothing."""
+    with suppress(RuntimeError):
+        names = {rank: f"{_LAST_WORDS_KEY}{rank}" for rank in range(dist.get_world_size())}
+        said = {rank: _store().get(name).decode() for rank, name in names.items() if _store().check([name])}
+        return "; ".join(f"rank {rank} ended with: {text.rstrip('.')}" for rank, text in said.items())
+    return ""
 
 
 def first_difference(records: Sequence[dict[str, Any]]) -> tuple[int, str] | None:

@@ -77,7 +77,15 @@ def train(
     with joined() as world, world.telling_once():
         resume = resume or is_restarted()
         start = world.together(lambda: _prepare(recipe, data, out, overrides, resume, init_from))
-        check_same_start(world, {**_flat(start.config), "the data (content hash)": start.store.manifest.content_hash})
+        check_same_start(
+            world,
+            {
+                **_flat(start.config),
+                "the data (content hash)": start.store.manifest.content_hash,
+                "--out": str(start.run.absolute()),
+                "--init-from": start.record["init_from"],
+            },
+        )
         trainer, environment = _build(start, world)
         if start.warm_start is not None:
             start.warm_start.apply(trainer.model, trainer.table)
