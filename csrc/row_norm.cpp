@@ -73,6 +73,7 @@ struct RowScratch {
 
 inline void scatter_row(const float* row, int64_t at, const Pieces<float*>& pieces) {
   for (int64_t i = 0; i < pieces.count; ++i) {
+    if (pieces.widths[i] == 0) continue;  // may be null, which memcpy must not see
     float* to = pieces.data[i] + at * pieces.strides[i];
     std::memcpy(to, row, static_cast<size_t>(pieces.widths[i]) * sizeof(float));
     row += pieces.widths[i];
