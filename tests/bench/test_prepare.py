@@ -23,5 +23,5 @@ def test_small_logs_are_measured_in_every_way(tmp_path: Path) -> None:
 
 
 def test_impossible_settings() -> None:
-    with pytest.raises(UserError, match="num_items=1 is out of range"):
+    with pytest.raises(UserError, match="num-items must be at least 2, but it is 1"):
         run_benchmark("prepare", ["num_items=1"])

@@ -43,7 +43,7 @@ def make_model(name: str, **changes: int) -> RetrievalModel:
 @pytest.fixture
 def table() -> ItemTable:
     table = ItemTable(NUM_ITEMS, 16)
-    table.reset_parameters(torch.Generator().manual_seed(1))
+    table.reset_parameters(1)
     return table
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import signal
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -109,7 +110,6 @@ def load_and_finish_epoch(config: Config, store: Path, run: Path, groups: int) -
 
 def train_run(config: Config, store: Path, out: Path, signalled: int | None = None, **options: Any) -> dict[str, Any]:
     """`turbogr.fit`, with SIGTERM raised on rank `signalled` after its third step; return how it ended."""
-    machine.gemm_peak = lambda *args, **kwargs: 1e11
     step = Trainer.step
 
     def raising(self: Trainer, batch: Any) -> None:
@@ -117,11 +117,9 @@ def train_run(config: Config, store: Path, out: Path, signalled: int | None = No
         if self.world.rank == signalled and self.progress.step == 3:
             signal.raise_signal(signal.SIGTERM)
 
-    Trainer.step = raising  # type: ignore[method-assign]
     try:
-        result = train(config, store, out, **options)
+        with mock.patch.object(Trainer, "step", raising), mock.patch.object(machine, "gemm_peak", return_value=1e11):
+            result = train(config, store, out, **options)
         return {"status": result.status, "step": result.step, "signal": result.signal, "best": result.best_value}
     except Exception as error:
         return {"error": type(error).__name__, "message": str(error)}
-    finally:
-        Trainer.step = step  # type: ignore[method-assign]
