@@ -12,7 +12,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -167,6 +167,16 @@ def define(
 def pointer(tensor: Tensor | None) -> int | None:
     """Address of a tensor's first element, or None."""
     return None if tensor is None else tensor.data_ptr()
+
+
+def addresses(tensors: Sequence[Tensor | None]) -> ctypes.Array[ctypes.c_void_p]:
+    """The tensors' addresses for a kernel that takes several; keep the array until the kernel has run."""
+    return (ctypes.c_void_p * len(tensors))(*(pointer(tensor) for tensor in tensors))
+
+
+def int64s(numbers: Sequence[int]) -> ctypes.Array[ctypes.c_int64]:
+    """Numbers for a kernel that takes several; keep the array until the kernel has run."""
+    return (ctypes.c_int64 * len(numbers))(*numbers)
 
 
 def packed_heads(x: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from turbogr.layers.item_table import ItemTable, RowGradients, WorkingSet, draw_rows
-from turbogr.ops import unique_rows
+from turbogr.ops import prefer_huge_pages, unique_rows
 from turbogr.parallel import wire
 from turbogr.parallel.mesh import Mesh
 from turbogr.parallel.placement import Placement
@@ -86,6 +86,7 @@ class ShardedTable:
         self.mesh, self.precision = mesh, precision
         self.placement = Placement(num_items, mesh.members)
         self.weight = torch.empty(self.placement.shard_size(mesh.member), dim, device=device)
+        prefer_huge_pages(self.weight)
 
     @property
     def num_items(self) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -48,7 +47,7 @@ def _norm_linear(
     else:
         torch.addmm(bias, left, weight, out=product)
     if not whole:
-        addresses, sizes = _addresses(outs), _int64s(widths)
+        addresses, sizes = native.addresses(outs), native.int64s(widths)
         _activate(
             product.data_ptr(),
             ctypes.addressof(addresses),
@@ -58,14 +57,6 @@ def _norm_linear(
             activation == "silu",
         )
     return outs, before, normed, inverses
-
-
-def _addresses(tensors: Sequence[Tensor | None]) -> ctypes.Array[ctypes.c_void_p]:
-    return (ctypes.c_void_p * len(tensors))(*(native.pointer(tensor) for tensor in tensors))
-
-
-def _int64s(numbers: Sequence[int]) -> ctypes.Array[ctypes.c_int64]:
-    return (ctypes.c_int64 * len(numbers))(*numbers)
 
 
 def _outputs(
@@ -114,8 +105,8 @@ def _gradients(
 def _join(grads: list[Tensor | None], widths: list[int], before: Tensor, left: Tensor, activation: str) -> Tensor:
     """Gradient of the product from those of the result's pieces, which lie side by side; None is zeros."""
     pieces = [None if grad is None else strided_rows(grad) for grad in grads]
-    addresses, sizes = _addresses(pieces), _int64s(widths)
-    strides = _int64s([0 if grad is None else grad.stride(0) for grad in pieces])
+    addresses, sizes = native.addresses(pieces), native.int64s(widths)
+    strides = native.int64s([0 if grad is None else grad.stride(0) for grad in pieces])
     out = left.new_empty(left.shape[0], sum(widths))
     _activate_backward(
         before.data_ptr(),

@@ -23,18 +23,17 @@ def _unique_rows(pieces: list[Tensor], num_rows: int) -> tuple[Tensor, Tensor]:
     if num_rows > 2**20 and num_rows > _SPARSE * total:
         return reference.unique_rows(pieces, num_rows)
     pieces = [ids.contiguous() for ids in pieces]
-    count = len(pieces)
     distinct = torch.empty(min(total, num_rows), dtype=torch.int64)
     index = torch.empty(total, dtype=torch.int32)
     num_distinct = ctypes.c_int64()
-    addresses = (ctypes.c_void_p * count)(*(ids.data_ptr() for ids in pieces))
-    counts = (ctypes.c_int64 * count)(*(ids.numel() for ids in pieces))
-    widths = (ctypes.c_int64 * count)(*(ids.element_size() for ids in pieces))
+    addresses = native.addresses(pieces)
+    counts = native.int64s([ids.numel() for ids in pieces])
+    widths = native.int64s([ids.element_size() for ids in pieces])
     _kernel(
         ctypes.addressof(addresses),
         ctypes.addressof(counts),
         ctypes.addressof(widths),
-        count,
+        len(pieces),
         distinct.data_ptr(),
         index.data_ptr(),
         ctypes.addressof(num_distinct),
