@@ -1,10 +1,5 @@
 from __future__ import annotations
 
-import json
-import subprocess
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -63,19 +58,13 @@ def test_one_rank_waits_for_nobody() -> None:
 
 
 def test_the_measurement_is_told_in_per_cent_and_milliseconds(monkeypatch: pytest.MonkeyPatch) -> None:
-    def torchrun(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
-        options = json.loads(command[-2])
-        found = {"waiting": 0.25, "planned": 0.2, "seconds": 0.5}
-        Path(command[-1]).write_text(json.dumps({"cost": [2e-6, 1e-9], "before": found, "after": found}))
-        return subprocess.CompletedProcess(command, options["steps"], "", "rank 1 fell")
-
-    monkeypatch.setattr(subprocess, "run", torchrun)
+    found = {"waiting": 0.25, "planned": 0.2, "seconds": 0.5}
+    measured = {"cost": [2e-6, 1e-9], "before": found, "after": found}
+    monkeypatch.setattr(_balance_measured, "run_as_ranks", lambda module, ranks, options: measured)
     figures: dict[str, float] = {}
     table = _balance_measured.measured_waiting(2, 0, 100.0, 120.0, figures)
     assert figures == {"wait_share_before_2": 25.0, "wait_share_after_2": 25.0}
     assert table.rows[0] == ["none", 25.0, 20.0, 500.0] and "2·n + 0.001·n²" in table.title
-    with pytest.raises(RuntimeError, match="rank 1 fell"):
-        _balance_measured.measured_waiting(2, 1, 100.0, 120.0, figures)
 
 
 def test_lognormal_has_the_median_and_the_mean_asked_for() -> None:

@@ -4,46 +4,95 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from turbogr.bench._network import LOOPBACK, Network
 from turbogr.machine import usable_cores
 from turbogr.parallel.world import World, joined
 
+_POLL_SECONDS = 0.05
+_TOLD_CHARACTERS = 2000
 
-def run_as_ranks(module: str, ranks: int, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Run `python -m module` as `ranks` processes, one thread and as far as they go one core each; return the result.
 
-    The module must call `serve` when it is run.
+def run_as_ranks(
+    module: str, ranks: int, options: Mapping[str, Any], network: Network = LOOPBACK, *, threads: int = 1
+) -> dict[str, Any]:
+    """Run `python -m module` as `ranks` processes, as many on every node of the network; return the result.
+
+    Each has `threads` threads, and as far as they go a core of its own when that is one. The module must call `serve`
+    when it is run.
 
     Raises:
-        RuntimeError: the processes failed; the message holds the end of what they said.
+        RuntimeError: the processes failed; the message holds the end of what the first of them said.
     """
-    with tempfile.TemporaryDirectory() as folder:
+    assert ranks % len(network.nodes) == 0, (ranks, network)
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as started:
         result = Path(folder, "result.json")
-        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-        done = subprocess.run(
-            [*torchrun, "-m", module, json.dumps(dict(options)), str(result)],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode != 0:
-            raise RuntimeError(f"the ranks ended with {done.returncode}: {done.stderr[-2000:]}")
+        command = [sys.executable, "-m", module, json.dumps(dict(options)), str(result)]
+        port = str(_free_port())
+        processes = []
+        for rank in range(ranks):
+            local_rank, local_size = rank % (ranks // len(network.nodes)), ranks // len(network.nodes)
+            node = network.nodes[rank // local_size]
+            place = {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": local_rank, "LOCAL_WORLD_SIZE": local_size}
+            variables = {name: str(value) for name, value in place.items()}
+            variables |= {"MASTER_ADDR": network.nodes[0].address, "MASTER_PORT": port, "OMP_NUM_THREADS": str(threads)}
+            said = started.enter_context(Path(folder, f"{rank}.txt").open("wb"))
+            process = subprocess.Popen(
+                node.command(command),
+                env={**os.environ, **variables, **node.environment()},
+                stdout=subprocess.DEVNULL,
+                stderr=said,
+                start_new_session=True,  # Ctrl-C is ours to handle, once
+            )
+            started.callback(_end, process)
+            processes.append(process)
+        failed = _first_failure(processes)
+        if failed is not None:
+            rank, status = failed
+            told = Path(folder, f"{rank}.txt").read_text(encoding="utf-8", errors="replace")[-_TOLD_CHARACTERS:]
+            raise RuntimeError(f"rank {rank} of {ranks} ended with {status}: {told}")
         found: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
     return found
 
 
+def _first_failure(processes: Sequence[subprocess.Popen[bytes]]) -> tuple[int, int] | None:
+    """Wait until all processes have ended well, or one has not: return (rank, exit status) of that one."""
+    while True:
+        statuses = [process.poll() for process in processes]
+        for rank, status in enumerate(statuses):
+            if status:
+                return rank, status
+        if None not in statuses:
+            return None
+        time.sleep(_POLL_SECONDS)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
 def serve(measure: Callable[[World, dict[str, Any]], dict[str, Any]]) -> None:
-    """Be a rank of `run_as_ranks`: stay on one core, measure, and let rank 0 write the result."""
-    if hasattr(os, "sched_setaffinity"):
+    """Be a rank of `run_as_ranks`: with one thread stay on one core, measure, and let rank 0 write the result."""
+    if hasattr(os, "sched_setaffinity") and os.environ["OMP_NUM_THREADS"] == "1":
         cores = sorted(os.sched_getaffinity(0))
-        os.sched_setaffinity(0, {cores[int(os.environ["LOCAL_RANK"]) % len(cores)]})
+        os.sched_setaffinity(0, {cores[int(os.environ["RANK"]) % len(cores)]})
     with joined() as world:
         result = measure(world, json.loads(sys.argv[1]))
         if world.is_first:
