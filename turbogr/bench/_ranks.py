@@ -19,6 +19,7 @@ from turbogr.machine import usable_cores
 from turbogr.parallel.world import World, joined
 
 _POLL_SECONDS = 0.05
+_MOMENT_SECONDS = 0.5
 _TOLD_CHARACTERS = 2000
 
 
@@ -31,7 +32,7 @@ def run_as_ranks(
     when it is run.
 
     Raises:
-        RuntimeError: the processes failed; the message holds the end of what the first of them said.
+        RuntimeError: the processes failed; the message holds the end of what each said.
     """
     assert ranks % len(network.nodes) == 0, (ranks, network)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as started:
@@ -55,25 +56,34 @@ def run_as_ranks(
             )
             started.callback(_end, process)
             processes.append(process)
-        failed = _first_failure(processes)
-        if failed is not None:
-            rank, status = failed
-            told = Path(folder, f"{rank}.txt").read_text(encoding="utf-8", errors="replace")[-_TOLD_CHARACTERS:]
-            raise RuntimeError(f"rank {rank} of {ranks} ended with {status}: {told}")
+        failed = _failures(processes)
+        if failed:
+            told = "; ".join(
+                f"rank {rank} of {ranks} ended with {status}: {_last_words(Path(folder, f'{rank}.txt'))}"
+                for rank, status in failed.items()
+            )
+            raise RuntimeError(told)
         found: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
     return found
 
 
-def _first_failure(processes: Sequence[subprocess.Popen[bytes]]) -> tuple[int, int] | None:
-    """Wait until all processes have ended well, or one has not: return (rank, exit status) of that one."""
+def _failures(processes: Sequence[subprocess.Popen[bytes]]) -> dict[int, int]:
+    """Wait until all processes have ended well, or some have not: return the exit status of those ranks.
+
+    The first of them takes others along, so a moment passes before they are counted.
+    """
     while True:
         statuses = [process.poll() for process in processes]
-        for rank, status in enumerate(statuses):
-            if status:
-                return rank, status
+        if any(statuses):
+            time.sleep(_MOMENT_SECONDS)
+            return {rank: status for rank, process in enumerate(processes) if (status := process.poll())}
         if None not in statuses:
-            return None
+            return {}
         time.sleep(_POLL_SECONDS)
+
+
+def _last_words(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace")[-_TOLD_CHARACTERS:]
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
