@@ -13,15 +13,14 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import torch
 
 from turbogr import ops
 from turbogr.bench._ranks import serve
-from turbogr.config import Config, LossConfig, ModelConfig, OptimizerConfig, resolve
+from turbogr.bench._steps import equal_batch, make_stepper
+from turbogr.data.batching import Batch
 from turbogr.parallel.links import measure_links
 from turbogr.parallel.mesh import Mesh, choose_mesh
 from turbogr.parallel.world import World
-from turbogr.train.calibration import made_up_batch
 from turbogr.train.step import Stepper
 
 STAGES = ("fetch", "compute", "reduce", "update")
@@ -34,23 +33,8 @@ def measure(world: World, options: dict[str, Any]) -> dict[str, Any]:
     `stages` the parts of that step, means over the ranks.
     """
     ops.keep_freed_memory()
-    model = ModelConfig(name=options["model"], preset=options["preset"], dropout=0.5)
-    sizes = {"num_sequences": 2**20, "typical_length": 1, "longest_length": 2**31}
-    config = Config(
-        model=model,
-        loss=LossConfig(num_negatives=options["num_negatives"]),
-        optimizer=OptimizerConfig(table="adagrad"),
-    )
-    config = resolve(config, num_items=options["num_items"], **sizes)
     mesh = Mesh.build(world, choose_mesh(world.size, world.local_size), "cpu")
-    stepper = Stepper(config, options["num_items"], device=torch.device("cpu"), mesh=mesh)
-    lengths = np.array(options["lengths"], np.int64)
-    batch = made_up_batch(lengths, options["num_items"])
-    batch = dataclasses.replace(
-        batch,
-        events=batch.events + world.rank * batch.num_tokens,
-        step_lengths=torch.from_numpy(np.tile(lengths, world.size)),
-    )
+    stepper, batch = make_stepper(options, mesh), equal_batch(options, world)
     warm = max(world.gather_objects(sum(_timed_step(stepper, batch, 0))))
     num_steps = min(options["max_steps"], max(2, math.ceil(options["seconds"] / warm)))
     own = np.array([_timed_step(stepper, batch, step) for step in range(1, num_steps + 1)])
@@ -66,7 +50,7 @@ def measure(world: World, options: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _timed_step(stepper: Stepper, batch: Any, step: int) -> list[float]:
+def _timed_step(stepper: Stepper, batch: Batch, step: int) -> list[float]:
     """Train on a batch; return the seconds of every stage."""
     marks = [time.perf_counter()]
     working_set = stepper.fetch(batch, step)

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from tests.parallel.ranks import run_ranks
+from turbogr import bench
+from turbogr.bench import _comm_rank, comm
+from turbogr.bench._network import Network, Node
+from turbogr.errors import UserError
+from turbogr.parallel.world import joined
+
+OPTIONS: dict[str, Any] = {
+    "model": "hstu",
+    "preset": "tiny",
+    "lengths": [20, 9],
+    "num_items": 300,
+    "num_negatives": 4,
+    "steps": 2,
+    "meshes": {"flat": (1, "fp32"), "hierarchical": (2, "fp32"), "fp16": (2, "fp16"), "bf16": (2, "bf16")},
+}
+
+
+def measure_small() -> dict[str, Any]:
+    with joined() as world:
+        return _comm_rank.measure(world, OPTIONS)
+
+
+def test_ranks_agree_on_what_the_parts_take() -> None:
+    first, *others = run_ranks(4, measure_small, local_size=2)
+    assert all(other == first for other in others)
+    assert first.keys() == OPTIONS["meshes"].keys()
+    for found in first.values():
+        assert 0 < found["all_to_all"] < found["communication"]
+        assert found["step"] > 0
+    assert first["flat"]["row_error"] == first["hierarchical"]["row_error"] == 0
+    assert 0 < first["fp16"]["row_error"] < 2**-10 < first["bf16"]["row_error"] < 2**-7
+
+
+def collect_alone() -> tuple[list[float], list[bool], float]:
+    """Return a sum and an exchange made alone, whether calls have the default group, and how long they took."""
+    with joined() as world:
+        mine = torch.full((2,), world.rank + 1.0)
+        received = torch.empty(2)
+        with _comm_rank.alone() as calls:
+            dist.all_to_all_single(received, mine)
+            work = dist.all_reduce(mine, group=dist.group.WORLD, async_op=True)
+            work.wait()
+        assert dist.all_reduce(torch.zeros(1)) is None and len(calls) == 2
+        return [*mine.tolist(), *received.tolist()], [group is None for group, _ in calls], min(t for _, t in calls)
+
+
+def test_collectives_alone_do_what_they_always_do() -> None:
+    for values, defaults, seconds in run_ranks(2, collect_alone):
+        assert values == [3.0, 3.0, 1.0, 2.0]
+        assert defaults == [True, False] and seconds > 0
+
+
+@contextmanager
+def no_network(num_nodes: int, megabits: float) -> Iterator[Network]:
+    yield Network((Node(),) * num_nodes, f"{num_nodes} nodes at {megabits:g}")
+
+
+def fake_ranks(module: str, ranks: int, options: dict[str, Any], network: Network) -> dict[str, Any]:
+    assert options["meshes"]["hierarchical"][0] == len(network.nodes)
+    flat = {"all_to_all": 0.4, "communication": 0.5, "step": float(ranks), "row_error": 0.0}
+    other = {"all_to_all": 0.1, "communication": 0.4, "step": 0.75 * ranks, "row_error": 0.001}
+    return {"flat": flat, "hierarchical": other, "fp16": other, "bf16": flat}
+
+
+def test_the_figures_have_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comm, "run_as_ranks", fake_ranks)
+    monkeypatch.setattr(comm, "emulated_network", no_network)
+    record, result = bench.run_benchmark("comm", ["megabits=80"])
+    for case in ("2x2", "4x2"):
+        assert record.figures[f"all_to_all_saving_{case}"] == pytest.approx(0.75)
+        assert record.figures[f"communication_saving_{case}"] == pytest.approx(0.2)
+        assert record.figures[f"step_saving_{case}"] == pytest.approx(0.25)
+        assert record.figures[f"step_saving_bf16_{case}"] == 0
+        assert record.figures[f"row_error_fp16_{case}"] == 0.001
+    assert result.notes == ["2 nodes at 80", "4 nodes at 80"]
+    assert result.plots["comm"].startswith("<svg")
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"), [("cases=1x4", "two or more nodes"), ("cases=2by2", "'2by2'"), ("preset=tini", "'tiny'")]
+)
+def test_bad_settings_are_refused(setting: str, told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        bench.run_benchmark("comm", [setting])

@@ -1,0 +1,132 @@
+"""One rank of `bench comm`: the same training steps on several meshes in turn, and what their collectives take.
+
+Two kinds of steps. In whole steps nothing is added, and the slowest rank's time counts. In taken-apart steps every
+collective runs alone between barriers, so that its time is that of its own messages and not of waiting for ranks that
+still compute; it lasts as long as on its slowest rank.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from statistics import median
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from turbogr import ops
+from turbogr.bench._ranks import serve
+from turbogr.bench._steps import equal_batch, make_stepper
+from turbogr.config import ParallelConfig
+from turbogr.data.batching import Batch
+from turbogr.layers.item_table import RowGradients
+from turbogr.parallel import wire
+from turbogr.parallel.mesh import Mesh, choose_mesh
+from turbogr.parallel.world import World
+from turbogr.train.step import Stepper
+
+_COLLECTIVES = ("all_to_all_single", "all_gather", "all_reduce")
+
+
+def measure(world: World, options: dict[str, Any]) -> dict[str, Any]:
+    """Train on each of the `meshes` in turn; return by name the seconds of every part, medians over the steps.
+
+    `all_to_all` is the exchange of ids, vectors and gradients inside groups, `communication` all collectives, `step` a
+    whole step. `row_error` is how far the first step's gradients of the rows are from those of the first mesh with as
+    many groups, relative to their norm.
+    """
+    ops.keep_freed_memory()
+    batch = equal_batch(options, world)
+    steppers = {name: _stepper(world, options, *mesh) for name, mesh in options["meshes"].items()}
+    gradients = {name: _train(stepper, batch, 0).grad.double() for name, stepper in steppers.items()}
+    found: dict[str, dict[str, list[float]]] = {
+        name: {"all_to_all": [], "communication": [], "step": []} for name in steppers
+    }
+    for number in range(1, options["steps"] + 1):
+        for name, stepper in steppers.items():
+            found[name]["step"].append(_whole(stepper, batch, number))
+        for name, stepper in steppers.items():
+            exchange, everything = _taken_apart(stepper, batch, number)
+            found[name]["all_to_all"].append(exchange)
+            found[name]["communication"].append(everything)
+    results: dict[str, Any] = {
+        name: {part: median(values) for part, values in parts.items()} for name, parts in found.items()
+    }
+    for name, (groups, _) in options["meshes"].items():
+        first = next(other for other, mesh in options["meshes"].items() if mesh[0] == groups)
+        results[name]["row_error"] = _distance(world, gradients[name], gradients[first])
+    return results
+
+
+def _stepper(world: World, options: dict[str, Any], groups: int, precision: wire.Precision) -> Stepper:
+    mesh = Mesh.build(world, choose_mesh(world.size, world.local_size, groups=groups), "cpu")
+    return make_stepper(options, mesh, ParallelConfig(wire=precision))
+
+
+def _train(stepper: Stepper, batch: Batch, step: int) -> RowGradients:
+    working_set = stepper.fetch(batch, step)
+    loss = stepper.compute(batch, working_set, step)
+    rows = stepper.reduce(working_set)
+    stepper.update(rows, stepper.measure(loss, rows).grad_norm, 1.0)
+    return rows
+
+
+def _whole(stepper: Stepper, batch: Batch, step: int) -> float:
+    world = stepper.mesh.world
+    world.barrier()
+    started = time.perf_counter()
+    _train(stepper, batch, step)
+    return max(world.gather_objects(time.perf_counter() - started))
+
+
+def _taken_apart(stepper: Stepper, batch: Batch, step: int) -> tuple[float, float]:
+    """Return the seconds of the exchange inside groups and of all collectives of a step."""
+    with alone() as calls:
+        _train(stepper, batch, step)
+    everyone = stepper.mesh.world.gather(torch.tensor([seconds for _, seconds in calls], dtype=torch.float64))
+    slowest = everyone.amax(0)
+    inside = [group is stepper.mesh.member_ranks and stepper.mesh.members > 1 for group, _ in calls]
+    return float(slowest[torch.tensor(inside)].sum()), float(slowest.sum())
+
+
+@contextmanager
+def alone() -> Iterator[list[tuple[Any, float]]]:
+    """Run every collective inside the block alone, between barriers; fill a list of (process group, seconds)."""
+    calls: list[tuple[Any, float]] = []
+    barrier = dist.barrier
+
+    def timed(run: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, group: Any = None, async_op: bool = False, **options: Any) -> _Done | None:
+            barrier()
+            started = time.perf_counter()
+            run(*args, group=group, **options)
+            calls.append((group, time.perf_counter() - started))
+            return _Done() if async_op else None
+
+        return call
+
+    with ExitStack() as patched:
+        for name in _COLLECTIVES:
+            patched.enter_context(mock.patch.object(dist, name, timed(getattr(dist, name))))
+        yield calls
+
+
+class _Done:
+    """The handle of a collective that is over."""
+
+    def wait(self) -> None:
+        """Return at once."""
+
+
+def _distance(world: World, values: Tensor, reference: Tensor) -> float:
+    squares = torch.stack([(values - reference).square().sum(), reference.square().sum()])
+    difference, norm = world.gather(squares).sum(0).sqrt().tolist()
+    return float(difference / norm)
+
+
+if __name__ == "__main__":
+    serve(measure)

@@ -1,0 +1,40 @@
+"""What ranks of a benchmark train: a model of the paper's sizes on made-up sequences of given lengths."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import torch
+
+from turbogr.config import Config, LossConfig, ModelConfig, OptimizerConfig, ParallelConfig, resolve
+from turbogr.data.batching import Batch
+from turbogr.parallel.mesh import Mesh
+from turbogr.parallel.world import World
+from turbogr.train.calibration import made_up_batch
+from turbogr.train.step import Stepper
+
+
+def make_stepper(options: dict[str, Any], mesh: Mesh, parallel: ParallelConfig | None = None) -> Stepper:
+    """Return a stepper of the `model`, `preset`, `num_items` and `num_negatives` of the options, rows by Adagrad."""
+    config = Config(
+        model=ModelConfig(name=options["model"], preset=options["preset"], dropout=0.5),
+        loss=LossConfig(num_negatives=options["num_negatives"]),
+        optimizer=OptimizerConfig(table="adagrad"),
+        parallel=parallel or ParallelConfig(),
+    )
+    sizes = {"num_sequences": 2**20, "typical_length": 1, "longest_length": 2**31}
+    config = resolve(config, num_items=options["num_items"], **sizes)
+    return Stepper(config, options["num_items"], device=torch.device("cpu"), mesh=mesh)
+
+
+def equal_batch(options: dict[str, Any], world: World) -> Batch:
+    """Return this rank's part of a step in which every rank has sequences of the `lengths` of the options."""
+    lengths = np.array(options["lengths"], np.int64)
+    batch = made_up_batch(lengths, options["num_items"])
+    return dataclasses.replace(
+        batch,
+        events=batch.events + world.rank * batch.num_tokens,
+        step_lengths=torch.from_numpy(np.tile(lengths, world.size)),
+    )

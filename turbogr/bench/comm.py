@@ -1,0 +1,91 @@
+"""Communication of flat against hierarchical meshes, on nodes emulated with network namespaces and real gloo traffic.
+
+Flat is M = 1: one item table over all ranks, whose exchange crosses the network. Hierarchical is a table on every node:
+the exchange stays on the node, and only summed gradients of the touched rows cross. `cases` are nodes × ranks on each;
+savings are 1 - hierarchical ÷ flat. Namespaces need root; without them all talk over loopback, and a note says so.
+
+What hierarchy saves depends on how many rows ranks have in common: `--set num_items=400000` shows a step that shares
+few. Ranks share the cores of this machine, so both computing and the traffic inside a node are slower than with a
+machine per node; the default rate is slow in proportion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from turbogr.bench._network import emulated_network
+from turbogr.bench._ranks import run_as_ranks
+from turbogr.bench.record import Cell, Result, Table
+from turbogr.config import PRESETS
+from turbogr.errors import UserError, nearest
+from turbogr.report.charts import Axis, grouped_bar_chart
+
+SETTINGS: dict[str, Any] = {
+    "cases": ["2x2", "4x2"],
+    "megabits": 500.0,  # of a node's link, each way
+    "preset": "tiny",  # of HSTU
+    "lengths": [1024],  # of every rank's sequences
+    "num_items": 20_000,
+    "num_negatives": 128,
+    "steps": 9,
+}
+
+PARTS = {"all_to_all": "all-to-all", "communication": "all communication", "step": "step"}
+_PAPER = {"all_to_all": 0.759, "communication": 0.391, "step": 0.091}
+_RANK = "turbogr.bench._comm_rank"
+_FLAT, _HIERARCHICAL = "flat", "hierarchical"
+
+
+def run(settings: Mapping[str, Any]) -> Result:
+    """Measure; figures `all_to_all_saving_C`, `communication_saving_C` and `step_saving_C` for case C, the same with
+    `_fp16` and `_bf16` for vectors in that precision on the way, and `row_error_fp16_C`, `row_error_bf16_C`."""
+    shapes = {case: _shape(case) for case in settings["cases"]}
+    if settings["preset"] not in PRESETS:
+        hint = nearest(settings["preset"], PRESETS)
+        raise UserError(f"preset: unknown '{settings['preset']}', choose from {', '.join(PRESETS)}.{hint}")
+    figures: dict[str, float] = {}
+    rows: list[list[Cell]] = []
+    errors: list[list[Cell]] = []
+    bars: dict[str, list[float]] = {_FLAT: [], _HIERARCHICAL: []}
+    notes: dict[str, None] = {}
+    for case, (nodes, per_node) in shapes.items():
+        with emulated_network(nodes, settings["megabits"]) as network:
+            options = {**settings, "model": "hstu", "meshes": _meshes(nodes)}
+            found = run_as_ranks(_RANK, nodes * per_node, options, network)
+        notes[network.note] = None
+        for part, words in PARTS.items():
+            flat = found[_FLAT][part]
+            bars[_FLAT].append(1e3 * flat)
+            bars[_HIERARCHICAL].append(1e3 * found[_HIERARCHICAL][part])
+            for name, suffix in ((_HIERARCHICAL, ""), ("fp16", "_fp16"), ("bf16", "_bf16")):
+                figures[f"{part}_saving{suffix}_{case}"] = 1.0 - found[name][part] / flat
+            times = [1e3 * found[name][part] for name in found]
+            rows.append([case, words, *times, figures[f"{part}_saving_{case}"], _PAPER[part]])
+        for precision in ("fp16", "bf16"):
+            figures[f"row_error_{precision}_{case}"] = found[precision]["row_error"]
+            errors.append([case, precision, found[precision]["row_error"]])
+    columns = ["nodes x ranks", "what", "flat ms", "hierarchical ms", "with fp16 ms", "with bf16 ms", "saved", "paper"]
+    tables = [
+        Table("Flat against hierarchical", columns, rows),
+        Table("Error of the rows' gradients by the wire", ["nodes x ranks", "wire", "relative"], errors),
+    ]
+    plot = grouped_bar_chart(
+        [f"{case} {words}" for case in shapes for words in PARTS.values()],
+        bars,
+        title="A step's communication, flat against hierarchical",
+        y=Axis("milliseconds", zero=True),
+    )
+    return Result(figures, tables, {"comm": plot}, list(notes))
+
+
+def _meshes(nodes: int) -> dict[str, tuple[int, str]]:
+    """What is compared, by name: the number of groups and the precision on the way."""
+    return {_FLAT: (1, "fp32"), _HIERARCHICAL: (nodes, "fp32"), "fp16": (nodes, "fp16"), "bf16": (nodes, "bf16")}
+
+
+def _shape(case: str) -> tuple[int, int]:
+    parts = case.split("x")
+    if len(parts) != 2 or not all(part.isdigit() and 0 < int(part) < 100 for part in parts) or parts[0] == "1":
+        raise UserError(f"cases: '{case}' is not NODESxRANKS with two or more nodes, such as 2x2")
+    return int(parts[0]), int(parts[1])
