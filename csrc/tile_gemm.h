@@ -38,19 +38,19 @@ inline void micro_tile(int64_t k_begin, int64_t k_end, const float* a, int64_t l
   vf sum[Rows][Vectors];
 #pragma GCC unroll 12
   for (int i = 0; i < Rows; ++i) {
-#pragma GCC unroll 2
+#pragma GCC unroll 4
     for (int v = 0; v < Vectors; ++v) sum[i][v] = vf{};
   }
   const float* b_row = b + k_begin * ldb;
   const float* a_at = kTransposed ? a + k_begin * lda : a + k_begin;
   for (int64_t k = k_begin; k < k_end; ++k) {
     vf b_now[Vectors];
-#pragma GCC unroll 2
+#pragma GCC unroll 4
     for (int v = 0; v < Vectors; ++v) b_now[v] = load(b_row + v * kLanes);
 #pragma GCC unroll 12
     for (int i = 0; i < Rows; ++i) {
       const float x = kTransposed ? a_at[i] : a_at[i * lda];
-#pragma GCC unroll 2
+#pragma GCC unroll 4
       for (int v = 0; v < Vectors; ++v) sum[i][v] += x * b_now[v];
     }
     b_row += ldb;
@@ -58,7 +58,7 @@ inline void micro_tile(int64_t k_begin, int64_t k_end, const float* a, int64_t l
   }
 #pragma GCC unroll 12
   for (int i = 0; i < Rows; ++i) {
-#pragma GCC unroll 2
+#pragma GCC unroll 4
     for (int v = 0; v < Vectors; ++v) {
       if (start) sum[i][v] += load(start + i * ld_start + v * kLanes);
       store(c + i * ldc + v * kLanes, sum[i][v]);

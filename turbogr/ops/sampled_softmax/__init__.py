@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Literal, get_args
+
 from torch import Tensor
 
 from turbogr.ops import native, registry
-from turbogr.ops.checks import check_index, check_shape
+from turbogr.ops.checks import check_index, check_offsets, check_shape
 from turbogr.ops.sampled_softmax import cpu, reference
 
 NORM_EPS = reference.NORM_EPS
+
+Precision = Literal["fp32", "fp16", "int8"]
 
 
 def sampled_softmax(
@@ -20,6 +24,8 @@ def sampled_softmax(
     temperature: float,
     normalize: bool = True,
     log_q: Tensor | None = None,
+    groups: Tensor | None = None,
+    precision: Precision = "fp32",
 ) -> Tensor:
     """Return the loss of every position, [T]: -log(e^{l+} / (e^{l+} + sum_j e^{l-_j})).
 
@@ -28,21 +34,32 @@ def sampled_softmax(
     position's positive is left out. `log_q` [R], the log probability with which each row is drawn, is subtracted from
     the logits (for samplers that are not uniform).
 
+    `groups` [G + 1] int64 are offsets of groups of positions, none empty, that share negatives [G, n]: a product of
+    matrices instead of one of a matrix and a vector each. `precision` is that of the negatives' vectors, after they
+    are scaled to unit length: fp16, or int8 times a scale of the row. Sums are fp32 and gradients ignore the rounding.
+
     Raises:
-        ValueError: shapes that do not fit, an index outside `rows`, or a temperature that is not positive.
+        ValueError: shapes that do not fit, an index outside `rows`, a temperature that is not positive, or an unknown
+            precision.
     """
     check_shape("queries", queries, (None, None))
     check_shape("rows", rows, (None, queries.shape[1]))
     check_shape("positives", positives, (queries.shape[0],))
-    check_shape("negatives", negatives, (queries.shape[0], None))
+    check_shape("negatives", negatives, (queries.shape[0] if groups is None else groups.numel() - 1, None))
     check_index("positives", positives, rows.shape[0])
     check_index("negatives", negatives, rows.shape[0])
     if log_q is not None:
         check_shape("log_q", log_q, (rows.shape[0],))
+    if groups is not None:
+        check_offsets(groups, queries.shape[0])
+        if groups.device.type == "cpu" and groups.numel() > 1 and groups.diff().min() < 1:
+            raise ValueError("groups must hold at least one position each")
+    if precision not in get_args(Precision):
+        raise ValueError(f"precision must be one of {', '.join(get_args(Precision))}, got {precision!r}")
     if not temperature > 0:
         raise ValueError(f"temperature must be positive, got {temperature}")
     function = registry.choose("sampled_softmax", queries.device, queries.dtype)
-    out: Tensor = function(queries, rows, positives, negatives, temperature, normalize, log_q)
+    out: Tensor = function(queries, rows, positives, negatives, temperature, normalize, log_q, groups, precision)
     return out
 
 

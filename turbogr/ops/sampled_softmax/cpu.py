@@ -10,8 +10,10 @@ from torch import Tensor
 from turbogr.ops import native
 from turbogr.ops.native import Kernel, pointer
 
-_forward = Kernel("sampled_softmax_forward", "p" * 10 + "iiiifi")
-_backward = Kernel("sampled_softmax_backward", "p" * 12 + "iiiifi")
+_forward = Kernel("sampled_softmax_forward", "p" * 11 + "iiiiiifii")
+_backward = Kernel("sampled_softmax_backward", "p" * 13 + "iiiiiifii")
+
+_PRECISIONS = {"fp32": 0, "fp16": 1, "int8": 2}  # as in the kernel
 
 # Probabilities are kept for the backward up to this many (256 MB); beyond it they are computed again, in portions.
 _MAX_KEPT = 2**26
@@ -23,13 +25,16 @@ def _loss(
     positives: Tensor,
     negatives: Tensor,
     log_q: Tensor | None,
+    groups: Tensor | None,
     temperature: float,
     normalize: bool,
+    precision: str,
     needs_gradient: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     queries, rows = queries.contiguous(), rows.contiguous()
     positives, negatives = native.int32(positives), native.int32(negatives)
     log_q = None if log_q is None else log_q.to(torch.float32).contiguous()
+    groups = None if groups is None else native.int64(groups)
     outputs = _outputs(queries, rows, negatives.shape[1], normalize, needs_gradient)
     loss, inverse_queries, inverse_rows, probabilities, unit_gradients = outputs
     _forward(
@@ -38,17 +43,38 @@ def _loss(
         positives.data_ptr(),
         negatives.data_ptr(),
         pointer(log_q),
+        pointer(groups),
         loss.data_ptr(),
         inverse_queries.data_ptr(),
         inverse_rows.data_ptr(),
         probabilities.data_ptr() if probabilities.numel() else None,
         unit_gradients.data_ptr() if needs_gradient else None,
-        *negatives.shape,
+        *_sizes(queries, rows, negatives, groups, temperature, normalize, precision),
+    )
+    return outputs
+
+
+def _sizes(
+    queries: Tensor,
+    rows: Tensor,
+    negatives: Tensor,
+    groups: Tensor | None,
+    temperature: float,
+    normalize: bool,
+    precision: str,
+) -> tuple[float, ...]:
+    """What both kernels are told besides their arrays."""
+    largest = 1 if groups is None or groups.numel() < 2 else int(groups.diff().max())
+    return (
+        queries.shape[0],
+        negatives.shape[0],
+        largest,
+        negatives.shape[1],
         *rows.shape,
         1 / temperature,
         normalize,
+        _PRECISIONS[precision],
     )
-    return outputs
 
 
 def _outputs(
@@ -73,16 +99,19 @@ def _gradients(
     positives: Tensor,
     negatives: Tensor,
     log_q: Tensor | None,
+    groups: Tensor | None,
     inverse_queries: Tensor,
     inverse_rows: Tensor,
     probabilities: Tensor,
     unit_gradients: Tensor,
     temperature: float,
     normalize: bool,
+    precision: str,
 ) -> tuple[Tensor, Tensor]:
     grad, queries, rows = grad.contiguous(), queries.contiguous(), rows.contiguous()
     positives, negatives = native.int32(positives), native.int32(negatives)
     log_q = None if log_q is None else log_q.to(torch.float32).contiguous()
+    groups = None if groups is None else native.int64(groups)
     grad_queries, grad_rows = torch.empty_like(queries), torch.empty_like(rows)
     _backward(
         grad.data_ptr(),
@@ -91,16 +120,14 @@ def _gradients(
         positives.data_ptr(),
         negatives.data_ptr(),
         pointer(log_q),
+        pointer(groups),
         inverse_queries.data_ptr(),
         inverse_rows.data_ptr(),
         probabilities.data_ptr() if probabilities.numel() else None,
         unit_gradients.data_ptr(),
         grad_queries.data_ptr(),
         grad_rows.data_ptr(),
-        *negatives.shape,
-        *rows.shape,
-        1 / temperature,
-        normalize,
+        *_sizes(queries, rows, negatives, groups, temperature, normalize, precision),
     )
     return grad_queries, grad_rows
 
@@ -111,8 +138,10 @@ def _fake_loss(
     positives: Tensor,
     negatives: Tensor,
     log_q: Tensor | None,
+    groups: Tensor | None,
     temperature: float,
     normalize: bool,
+    precision: str,
     needs_gradient: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     return _outputs(queries, rows, negatives.shape[1], normalize, needs_gradient)
@@ -123,24 +152,25 @@ def _fake_gradients(grad: Tensor, queries: Tensor, rows: Tensor, *args: object) 
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    queries, rows, positives, negatives, log_q, ctx.temperature, ctx.normalize, _ = inputs
+    *tensors, ctx.temperature, ctx.normalize, ctx.precision, _ = inputs
     ctx.mark_non_differentiable(*output[1:])
     ctx.set_materialize_grads(False)
-    ctx.save_for_backward(queries, rows, positives, negatives, log_q, *output[1:])
+    ctx.save_for_backward(*tensors, *output[1:])
 
 
 def _differentiate(ctx: Any, grad: Tensor | None, *unused: Tensor | None) -> tuple[Any, ...]:
     if grad is None:
-        return (None,) * 8
+        return (None,) * 10
     grad_queries, grad_rows = torch.ops.turbogr.sampled_softmax_backward(
-        grad, *ctx.saved_tensors, ctx.temperature, ctx.normalize
+        grad, *ctx.saved_tensors, ctx.temperature, ctx.normalize, ctx.precision
     )
-    return grad_queries, grad_rows, None, None, None, None, None, None
+    return grad_queries, grad_rows, *((None,) * 8)
 
 
 native.define(
-    "sampled_softmax(Tensor queries, Tensor rows, Tensor positives, Tensor negatives, Tensor? log_q, "
-    "float temperature, bool normalize, bool needs_gradient) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    "sampled_softmax(Tensor queries, Tensor rows, Tensor positives, Tensor negatives, Tensor? log_q, Tensor? groups, "
+    "float temperature, bool normalize, str precision, bool needs_gradient) "
+    "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     _loss,
     _fake_loss,
     backward=_differentiate,
@@ -148,8 +178,8 @@ native.define(
 )
 native.define(
     "sampled_softmax_backward(Tensor grad, Tensor queries, Tensor rows, Tensor positives, Tensor negatives, "
-    "Tensor? log_q, Tensor inverse_queries, Tensor inverse_rows, Tensor probabilities, Tensor unit_gradients, "
-    "float temperature, bool normalize) -> (Tensor, Tensor)",
+    "Tensor? log_q, Tensor? groups, Tensor inverse_queries, Tensor inverse_rows, Tensor probabilities, "
+    "Tensor unit_gradients, float temperature, bool normalize, str precision) -> (Tensor, Tensor)",
     _gradients,
     _fake_gradients,
 )
@@ -163,10 +193,12 @@ def sampled_softmax(
     temperature: float,
     normalize: bool,
     log_q: Tensor | None,
+    groups: Tensor | None,
+    precision: str,
 ) -> Tensor:
     """See `turbogr.ops.sampled_softmax.sampled_softmax`."""
     needs_gradient = torch.is_grad_enabled() and (queries.requires_grad or rows.requires_grad)
     loss: Tensor = torch.ops.turbogr.sampled_softmax(
-        queries, rows, positives, negatives, log_q, temperature, normalize, needs_gradient
+        queries, rows, positives, negatives, log_q, groups, temperature, normalize, precision, needs_gradient
     )[0]
     return loss

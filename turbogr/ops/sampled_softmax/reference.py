@@ -15,6 +15,22 @@ def unit(x: Tensor) -> Tensor:
     return x / length.clamp(min=NORM_EPS)
 
 
+def narrowed(x: Tensor, precision: str) -> Tensor:
+    """Round vectors [..., d] to fp16, or to 8-bit integers times a scale of the vector; gradients pass unchanged.
+
+    The scale makes the vector's largest element 127.
+    """
+    if precision == "fp32":
+        return x
+    if precision == "fp16":
+        rounded = x.detach().to(torch.float16).to(x.dtype)
+    else:
+        largest = x.detach().abs().amax(-1, keepdim=True)
+        scale = torch.where(largest > 0, largest / 127, torch.ones_like(largest))
+        rounded = (x.detach() / scale).round() * scale
+    return x + (rounded - x.detach())
+
+
 def sampled_softmax(
     queries: Tensor,
     rows: Tensor,
@@ -23,15 +39,17 @@ def sampled_softmax(
     temperature: float,
     normalize: bool,
     log_q: Tensor | None,
+    groups: Tensor | None,
+    precision: str,
 ) -> Tensor:
     """See `turbogr.ops.sampled_softmax.sampled_softmax`."""
     if normalize:
         queries, rows = unit(queries), unit(rows)
-    candidates = torch.cat([positives[:, None], negatives], dim=1)
-    logits = torch.einsum("td,tnd->tn", queries, F.embedding(candidates, rows)) / temperature
+    if groups is not None:
+        negatives = negatives.repeat_interleave(groups.diff(), 0)
+    own = (queries * F.embedding(positives, rows)).sum(1) / temperature
+    others = torch.einsum("td,tnd->tn", queries, F.embedding(negatives, narrowed(rows, precision))) / temperature
     if log_q is not None:
-        logits = logits - log_q[candidates]
-    hits = torch.zeros_like(candidates, dtype=torch.bool)
-    hits[:, 1:] = negatives == positives[:, None]
-    logits = logits.masked_fill(hits, float("-inf"))
-    return torch.logsumexp(logits, dim=1) - logits[:, 0]
+        own, others = own - log_q[positives], others - log_q[negatives]
+    others = others.masked_fill(negatives == positives[:, None], float("-inf"))
+    return torch.logsumexp(torch.cat([own[:, None], others], dim=1), dim=1) - own
