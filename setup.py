@@ -30,6 +30,8 @@ FLAGS = [
     "-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti",
     "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-Wall", "-Wextra", "-Wno-psabi",
 ]  # fmt: skip
+# Built for small blocks too, exported with the suffix `_small`.
+IN_TWO_SIZES = ("fuxi_attention", "hstu_attention")
 AVX2 = ["-mavx2", "-mfma", "-mbmi", "-mbmi2", "-mlzcnt", "-mpopcnt", "-mf16c"]
 AVX512 = [
     *AVX2,
@@ -76,6 +78,9 @@ class BuildKernels(build_ext):
             for source in sorted(CSRC.glob("*.cpp")):
                 if source.name != "runtime.cpp":
                     jobs.append((source, objects_dir / f"{source.stem}.{isa}.o", [f"-DTURBOGR_ISA={isa}", *isa_flags]))
+            for stem in IN_TWO_SIZES:
+                small = [f"-DTURBOGR_ISA={isa}_small", "-DTURBOGR_SMALL_BLOCKS", *isa_flags]
+                jobs.append((CSRC / f"{stem}.cpp", objects_dir / f"{stem}.{isa}_small.o", small))
 
         def compile_one(job: tuple[Path, Path, list[str]]) -> None:
             source, target, extra = job

@@ -92,11 +92,12 @@ struct Hstu {
 
 }  // namespace
 
+// The arguments are those of FuXi's kernels; the last, which tells kinds of time, means nothing here.
 TURBOGR_KERNEL(hstu_forward)
 (const float* q, const float* k, const float* v, const int64_t* offsets, const int64_t* query_times,
  const int64_t* key_times, const float* position_weight, const float* time_weight, const int64_t* boundaries,
  float* out, int64_t num_sequences, int64_t num_tokens, int64_t heads, int64_t d, int64_t e, int64_t q_stride,
- int64_t k_stride, int64_t v_stride, int64_t max_len, int64_t num_time_weights) {
+ int64_t k_stride, int64_t v_stride, int64_t max_len, int64_t num_time_weights, int64_t) {
   const Shape shape(heads, d, e);
   const AttentionPlan plan(offsets, num_sequences, num_tokens, heads, shape.group, shape.rows_per_task());
   ByDistance by_distance(position_weight, max_len);
@@ -114,8 +115,7 @@ TURBOGR_KERNEL(hstu_backward)
  const int64_t* query_times, const int64_t* key_times, const float* position_weight, const float* time_weight,
  const int64_t* boundaries, float* grad_q, float* grad_k, float* grad_v, float* grad_position_weight,
  float* grad_time_weight, int64_t num_sequences, int64_t heads, int64_t d, int64_t e, int64_t q_stride,
- int64_t k_stride, int64_t v_stride, int64_t grad_q_stride, int64_t grad_k_stride, int64_t grad_v_stride,
- int64_t max_len, int64_t num_time_weights) {
+ int64_t k_stride, int64_t v_stride, int64_t max_len, int64_t num_time_weights, int64_t) {
   const Shape shape(heads, d, e);
   const AttentionPlan plan(offsets, num_sequences, heads, shape.group);
   ByDistance by_distance(position_weight, max_len);
@@ -126,8 +126,7 @@ TURBOGR_KERNEL(hstu_backward)
   if (!partial_q || !sums_by_distance || !sums_by_bucket) return kOutOfMemory;
   const TimeBuckets buckets(boundaries, num_time_weights - 1);
   const AttentionInputs in{q, k, v, q_stride, k_stride, v_stride};
-  const AttentionGradients grads{grad_out,      grad_q,        grad_k,        grad_v,
-                                 grad_q_stride, grad_k_stride, grad_v_stride, partial_q.data()};
+  const AttentionGradients grads{grad_out, grad_q, grad_k, grad_v, heads * d, heads * d, heads * e, partial_q.data()};
   const Hstu kind{{query_times, key_times, by_distance.data(), time_weight, &buckets},
                   1.0f / static_cast<float>(max_len),
                   num_time_weights,

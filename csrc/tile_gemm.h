@@ -18,13 +18,15 @@ constexpr int kTileRows = kRegisters == 32 ? 12 : 6;
 constexpr int kTileVectors = 2;
 constexpr int kTileColumns = kTileVectors * kLanes;
 
-// Side of the blocks into which sequences are cut: a multiple of kTileRows and kTileColumns. 96 serves every
-// instruction set; `turbogr bench tiles` compares it with others.
-#ifndef TURBOGR_BLOCK
+// Side of the blocks into which sequences are cut: whole micro-tiles for every instruction set. Attention is built
+// twice, the second time with small blocks for short sequences; `turbogr bench tiles` compares them with others.
+#if !defined(TURBOGR_BLOCK) && defined(TURBOGR_SMALL_BLOCKS)
+#define TURBOGR_BLOCK 48
+#elif !defined(TURBOGR_BLOCK)
 #define TURBOGR_BLOCK 96
 #endif
 constexpr int64_t kBlock = TURBOGR_BLOCK;
-static_assert(kBlock % kTileRows == 0 && kBlock % kTileColumns == 0, "blocks must hold whole micro-tiles");
+static_assert(kBlock % kTileRows == 0 && kBlock % kLanes == 0, "blocks must hold whole micro-tiles");
 
 // Rows of a block are padded to whole groups.
 constexpr int64_t kGroup = 16;

@@ -56,6 +56,7 @@ NAMES = ("v", "position_weight", "time_weight", "q", "k")
 
 
 @needs_kernels
+@pytest.mark.usefixtures("block_size")
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 @pytest.mark.parametrize("functional", [True, False], ids=["decay", "buckets"])
 @pytest.mark.parametrize("content", [True, False], ids=["content", "no content"])
@@ -67,6 +68,7 @@ def test_forward_and_gradients(case: tuple[list[int], int, int, int], functional
 
 
 @needs_kernels
+@pytest.mark.usefixtures("block_size")
 @pytest.mark.parametrize("isa", native.INSTRUCTION_SETS)
 @pytest.mark.parametrize("functional", [True, False], ids=["decay", "buckets"])
 def test_every_instruction_set(isa: str, functional: bool) -> None:

@@ -25,6 +25,7 @@ CASES = {
     "one token": ([1], 1, 1, 1),
     "around one vector": ([7, 8, 9, 15, 16, 17], 2, 5, 3),
     "around a block": ([0, 95, 96, 97, 0, 1], 1, 16, 8),
+    "around a small block": ([47, 48, 49], 1, 16, 8),
     "around 64": ([63, 64, 65], 3, 25, 25),
     "two hundred": ([200, 17, 163], 1, 50, 50),
     "1023": ([1023, 3], 2, 16, 32),
@@ -50,6 +51,7 @@ def run(inputs: AttentionInputs, backend: str = "auto", dtype: torch.dtype = tor
 
 
 @needs_kernels
+@pytest.mark.usefixtures("block_size")
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_forward_and_gradients(case: tuple[list[int], int, int, int]) -> None:
     inputs = make_inputs(*case)
@@ -57,6 +59,7 @@ def test_forward_and_gradients(case: tuple[list[int], int, int, int]) -> None:
 
 
 @needs_kernels
+@pytest.mark.usefixtures("block_size")
 @pytest.mark.parametrize("isa", native.INSTRUCTION_SETS)
 def test_every_instruction_set(isa: str) -> None:
     inputs = make_inputs([0, 1, 97, 230], 2, 20, 12)
@@ -148,7 +151,7 @@ def test_the_definition_has_the_gradient_it_claims() -> None:
 def test_the_operator_obeys_the_rules_of_torch_library() -> None:
     inputs = make_inputs([3, 0, 20], 2, 4, 6)
     q, k, v, position_weight, time_weight = (x.detach().float().requires_grad_() for x in leaves(inputs))
-    arguments = (q, k, v, inputs.offsets, inputs.query_times, inputs.key_times, position_weight, time_weight, 23)
+    arguments = (q, k, v, inputs.offsets, inputs.query_times, inputs.key_times, position_weight, time_weight, 23, False)
     torch.library.opcheck(torch.ops.turbogr.hstu_attention.default, arguments)
 
 

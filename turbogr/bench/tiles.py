@@ -1,9 +1,10 @@
 """Tile sizes of attention: how far the built-in choice is from the best of several, by head size and length.
 
-Two constants decide how attention is cut: the side of a block (csrc/tile_gemm.h) and the floats that a task keeps at
-hand (csrc/attention_plan.h), from which the numbers of heads and of rows per task follow by the shape. Each candidate
-is a build of the kernels of its own, so this needs the source tree and a compiler; one constant is varied at a time.
-Blocks must be multiples of the micro-tile, which depends on the instruction set: one that is not is left out.
+Two numbers decide how attention is cut: the side of a block (csrc/tile_gemm.h), small or large by the length, and the
+floats that a task keeps at hand (csrc/attention_plan.h), from which the numbers of heads and of rows per task follow by
+the shape. Each candidate is a build of the kernels of its own, so this needs the source tree and a compiler; one number
+is varied at a time. Blocks must be multiples of the micro-tile, which depends on the instruction set: one that is not
+is left out.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from turbogr.ops import native
 from turbogr.report.charts import Axis, grouped_bar_chart
 
 SETTINGS: dict[str, Any] = {
-    "blocks": [48, 144, 192],  # besides the built-in one
+    "blocks": [48, 96, 192],  # each for all lengths; the built-in choice is 48 or 96, by the length
     "task_floats": [32768, 131072],
     "head_dims": [16, 32, 64, 128],
     "lengths": [200, 1024, 4096],

@@ -123,11 +123,12 @@ class Kernel:
     """One exported function, found at its first call.
 
     `signature` has one letter per argument: p a pointer (an address, a tensor's `data_ptr()`, or None), i int64,
-    u uint64, f float.
+    u uint64, f float. `variant` names another build of the same source.
     """
 
-    def __init__(self, name: str, signature: str) -> None:
+    def __init__(self, name: str, signature: str, *, variant: str | None = None) -> None:
         self.name = name
+        self._suffix = f"_{variant}" if variant else ""
         self._types = [_TYPES[letter] for letter in signature]
         self._function: Callable[..., int] | None = None
         _state.kernels.append(self)
@@ -139,7 +140,7 @@ class Kernel:
         """Run; raises MemoryError when the kernel could not get its working memory."""
         function = self._function
         if function is None:
-            function = getattr(_require_library(), f"{self.name}_{isa()}")
+            function = getattr(_require_library(), f"{self.name}_{isa()}{self._suffix}")
             function.argtypes = self._types  # type: ignore[attr-defined]
             function.restype = ctypes.c_int  # type: ignore[attr-defined]
             self._function = function

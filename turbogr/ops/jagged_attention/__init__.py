@@ -14,7 +14,7 @@ from torch import Tensor
 
 from turbogr.ops import native, registry
 from turbogr.ops.checks import check_offsets, check_shape
-from turbogr.ops.jagged_attention import cpu_hstu, reference
+from turbogr.ops.jagged_attention import cpu_relative, reference
 
 BUCKET_WIDTH = reference.BUCKET_WIDTH
 MAX_TIME_WEIGHTS = 2**16
@@ -67,4 +67,4 @@ def _check_bias(bias: RelativeBias, num_tokens: int, max_len: int) -> None:
 
 
 registry.register_reference("hstu_attention", reference.hstu_attention)
-registry.register("hstu_attention", registry.Backend("cpu", cpu_hstu.hstu_attention, native.why_not))
+registry.register("hstu_attention", registry.Backend("cpu", cpu_relative.hstu_attention, native.why_not))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from turbogr.ops import native, registry
 from turbogr.ops.checks import check_offsets, check_shape
-from turbogr.ops.jagged_attention import RelativeBias, _check_bias, _check_qkv, cpu_fuxi, reference
+from turbogr.ops.jagged_attention import RelativeBias, _check_bias, _check_qkv, cpu_relative, reference
 
 DECAY_UNIT = reference.DECAY_UNIT
 
@@ -66,4 +66,4 @@ def fuxi_attention(
 
 
 registry.register_reference("fuxi_attention", reference.fuxi_attention)
-registry.register("fuxi_attention", registry.Backend("cpu", cpu_fuxi.fuxi_attention, native.why_not))
+registry.register("fuxi_attention", registry.Backend("cpu", cpu_relative.fuxi_attention, native.why_not))
