@@ -6,7 +6,7 @@ generator and no state is involved.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -65,16 +65,20 @@ class Batch:
         return self.items.offsets[1:] - 1
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
-        def move(tensor: Tensor) -> Tensor:
-            return tensor.to(device, non_blocking=non_blocking)
+        return self._map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
+    def pin_memory(self) -> Batch:
+        """Return a copy in memory from which an accelerator can read while the host goes on."""
+        return self._map(Tensor.pin_memory)
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> Batch:
         return Batch(
-            users=move(self.users),
-            items=self.items.to(device, non_blocking),
-            events=move(self.events),
-            times=move(self.times),
-            next_times=move(self.next_times),
-            targets=None if self.targets is None else move(self.targets),
+            users=change(self.users),
+            items=Jagged(change(self.items.values), change(self.items.offsets)),
+            events=change(self.events),
+            times=change(self.times),
+            next_times=change(self.next_times),
+            targets=None if self.targets is None else change(self.targets),
             step_lengths=self.step_lengths,
         )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
@@ -109,7 +109,7 @@ class Loader:
         mine = training_batch(self.store, self.sequences, chosen[parts[self.rank]])
         return dataclasses.replace(mine, step_lengths=torch.from_numpy(lengths))
 
-    def __iter__(self) -> Iterator[Batch]:
+    def __iter__(self) -> Generator[Batch, None, None]:
         epoch = self.epoch
         plan = self.plan(epoch)
         steps = iter(range(self.step, len(plan)))
@@ -134,9 +134,14 @@ class Loader:
 
     def state_dict(self) -> dict[str, int]:
         """Return the position of the next batch; the end of an epoch is the start of the next."""
-        if self.step >= self.num_batches(self.epoch):
-            return {"epoch": self.epoch + 1, "step": 0}
-        return {"epoch": self.epoch, "step": self.step}
+        return self._position(self.epoch, self.step)
+
+    def position_after(self, epoch: int, step: int) -> dict[str, int]:
+        """Return the position behind a batch, as `state_dict` does while that batch is being used."""
+        return self._position(epoch, step + 1)
+
+    def _position(self, epoch: int, step: int) -> dict[str, int]:
+        return {"epoch": epoch + 1, "step": 0} if step >= self.num_batches(epoch) else {"epoch": epoch, "step": step}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Continue from a position of `state_dict`."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -30,6 +30,21 @@ class WorkingSet:
     ids: Tensor
     index: Tensor
     rows: Tensor
+
+
+@dataclass(frozen=True)
+class Request:
+    """Which distinct rows a batch needs, `ids` [R] by owner and `index` [n] as in WorkingSet.
+
+    `slots` [Q] are the rows of this process's `weight` that are asked for, by who asks. This process asks each owner
+    for `asked` rows and is asked for `wanted` by each; alone it is the only one.
+    """
+
+    ids: Tensor
+    index: Tensor
+    slots: Tensor
+    asked: list[int]
+    wanted: list[int]
 
 
 class RowGradients(NamedTuple):
@@ -70,6 +85,49 @@ class Table(Protocol):
         """Return the whole table."""
         ...
 
+    # The same in stages, for a pipeline. Messages are in the order of the calls, so ranks must make the same ones.
+
+    def ask(self, ids: Tensor | Sequence[Tensor]) -> Any:
+        """Find the distinct rows of `ids` and begin to tell their owners."""
+        ...
+
+    def hear(self, question: Any) -> Request:
+        """Wait until every owner knows."""
+        ...
+
+    def answer(self, request: Request, weight: Tensor | None = None) -> Any:
+        """Look the rows up as they are now, or in `weight`, and send them to whoever asked."""
+        ...
+
+    def receive(self, reply: Any) -> Tensor:
+        """Wait for the rows [R, d]."""
+        ...
+
+    def working_set(self, request: Request, rows: Tensor) -> WorkingSet:
+        """Make the rows of a request a leaf."""
+        ...
+
+    def send_back(self, request: Request, grad: Tensor) -> Any:
+        """Send gradients [R, d] to the owners of the rows."""
+        ...
+
+    def collect(self, returned: Any) -> RowGradients:
+        """Sum the gradients of every row of `weight` that any rank's request has."""
+        ...
+
+    def touched(self, request: Request) -> Tensor:
+        """Return which rows of `weight` any rank's request has, a bool each."""
+        ...
+
+    def tell(self, request: Request, flags: Tensor) -> Tensor:
+        """Turn a flag for each of the `slots` [Q] into one for each of the `ids` [R] of whoever asked."""
+        ...
+
+    def part(self, request: Request, mine: Tensor, theirs: Tensor) -> Request:
+        """Return the request for those rows alone that `mine` [R] flags, and the owners' `theirs` [Q]; `index` stays
+        that of the whole."""
+        ...
+
 
 class ItemTable:
     """`weight` [num_items, dim], drawn from a normal distribution of standard deviation 0.02."""
@@ -100,9 +158,8 @@ class ItemTable:
         Raises:
             ValueError: an id outside the table.
         """
-        distinct, index = unique_rows(ids, self.num_items)
-        rows = self.weight.index_select(0, distinct).requires_grad_()
-        return WorkingSet(distinct, index, rows)
+        request = self.ask(ids)
+        return self.working_set(request, self.answer(request))
 
     def row_gradients(self, working_set: WorkingSet) -> RowGradients:
         """Return the gradients that the backward left, without a copy."""
@@ -111,6 +168,53 @@ class ItemTable:
 
     def gathered(self) -> ItemTable:
         return self
+
+    def ask(self, ids: Tensor | Sequence[Tensor]) -> Request:
+        distinct, index = unique_rows(ids, self.num_items)
+        count = [distinct.numel()]
+        return Request(distinct, index, distinct, count, count)
+
+    def hear(self, question: Request) -> Request:
+        return question
+
+    def answer(self, request: Request, weight: Tensor | None = None) -> Tensor:
+        return (self.weight if weight is None else weight).index_select(0, request.slots)
+
+    def receive(self, reply: Tensor) -> Tensor:
+        return reply
+
+    def working_set(self, request: Request, rows: Tensor) -> WorkingSet:
+        return WorkingSet(request.ids, request.index, rows.requires_grad_())
+
+    def send_back(self, request: Request, grad: Tensor) -> RowGradients:
+        return RowGradients(request.slots, grad)
+
+    def collect(self, returned: RowGradients) -> RowGradients:
+        return returned
+
+    def touched(self, request: Request) -> Tensor:
+        return marked(self.weight, [request.slots])
+
+    def tell(self, request: Request, flags: Tensor) -> Tensor:
+        return flags
+
+    def part(self, request: Request, mine: Tensor, theirs: Tensor) -> Request:
+        chosen = request.ids[mine]
+        count = [chosen.numel()]
+        return Request(chosen, request.index, chosen, count, count)
+
+
+def gradient_of(rows: Tensor) -> Tensor:
+    """Return the gradient of `rows`, zeros where no token has used them."""
+    return torch.zeros_like(rows) if rows.grad is None else rows.grad
+
+
+def marked(weight: Tensor, slots: Sequence[Tensor]) -> Tensor:
+    """Return a bool for every row of `weight`, true for those in `slots`."""
+    marks = torch.zeros(weight.shape[0], dtype=torch.bool, device=weight.device)
+    for some in slots:
+        marks[some] = True
+    return marks
 
 
 def draw_rows(weight: Tensor, rows: Tensor, seed: int) -> None:

@@ -40,12 +40,12 @@ class FlatGradients:
     def start(self) -> None:
         """Begin the sum over the ranks."""
         if self.world.size > 1:
-            with contact():
+            with contact("dense"):
                 self._work = dist.all_reduce(self._flat, async_op=True)
 
     def finish(self) -> None:
         """Wait for the sum; the parameters' gradients are global from here on."""
         if self._work is not None:
-            with contact():
+            with contact("dense"):
                 self._work.wait()
             self._work = None

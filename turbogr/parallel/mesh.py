@@ -7,9 +7,10 @@ I ranks each the exchange of rows never leaves a machine. M = 1 is plain model p
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from turbogr.errors import UserError
@@ -82,13 +83,14 @@ class Mesh:
     """This rank's place in the mesh: member `member` of group `group`; rank = group · members + member.
 
     `member_ranks` is the process group of this group's members, `replica_ranks` that of the ranks that hold the same
-    shard in every group; None where there is nobody to talk to.
+    shard in every group. `own_ranks` are these two where they are not those of `devices`.
     """
 
     world: World
     groups: int = 1
     members: int = 1
     devices: DeviceMesh | None = None
+    own_ranks: tuple[Any, Any] | None = None
 
     @classmethod
     def build(cls, world: World, size: MeshSize, device_type: str) -> Mesh:
@@ -100,6 +102,25 @@ class Mesh:
             devices = init_device_mesh(device_type, (size.groups, size.members), mesh_dim_names=("group", "member"))
         return cls(world, size.groups, size.members, devices)
 
+    def channel(self) -> Mesh:
+        """Return this mesh with process groups of its own; all ranks call it together.
+
+        Ranks must start the messages of a process group in the same order. A thread that talks beside others therefore
+        needs a channel that it alone uses.
+        """
+        if self.world.size == 1:
+            return self
+        ranks = [list(range(first, first + self.members)) for first in range(0, self.world.size, self.members)]
+        with contact():
+            member_ranks = _own_group(ranks, self.world.rank)
+            replica_ranks = _own_group([list(twins) for twins in zip(*ranks, strict=True)], self.world.rank)
+        return replace(self, own_ranks=(member_ranks, replica_ranks))
+
+    def abort(self) -> None:
+        """Let whoever waits for an answer on this channel fail now."""
+        for ranks in self.own_ranks or ():
+            ranks.abort()
+
     @property
     def group(self) -> int:
         return self.world.rank // self.members
@@ -110,13 +131,23 @@ class Mesh:
 
     @property
     def member_ranks(self) -> Any:
+        if self.own_ranks is not None:
+            return self.own_ranks[0]
         assert self.devices is not None
         return self.devices.get_group("member")
 
     @property
     def replica_ranks(self) -> Any:
+        if self.own_ranks is not None:
+            return self.own_ranks[1]
         assert self.devices is not None
         return self.devices.get_group("group")
 
     def __str__(self) -> str:
         return f"{self.groups} × {self.members}"
+
+
+def _own_group(partition: list[list[int]], rank: int) -> Any:
+    """Make a process group of every part of the ranks and return the one that `rank` is in."""
+    made = [dist.new_group(part) for part in partition]
+    return next(group for part, group in zip(partition, made, strict=True) if rank in part)

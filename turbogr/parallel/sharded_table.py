@@ -1,8 +1,8 @@
 """The item table over many ranks: row-sharded over the members of a group, replicated over the groups.
 
 A step goes through stages, each a method with explicit inputs and outputs, so that a pipeline may run them early or
-elsewhere. Inside the group: `request` (distinct ids to their owners), `answer` (look-up and vectors on their way),
-`receive` (the working set), and after the backward `send_back` (gradients to the owners). Then `collect` sums: the
+elsewhere. Inside the group: `ask` and `hear` (distinct ids to their owners), `answer` (look-up and vectors on their
+way), `receive` (the vectors), and after the backward `send_back` (gradients to the owners). Then `collect` sums: the
 members' gradients of a row first, in the order of the members, then the groups' as (slot, gradient) pairs of the
 touched rows, in the order of the groups. Each sum is made by one rank and handed to the others, so all copies of a row
 take the same update, bit for bit.
@@ -10,6 +10,7 @@ take the same update, bit for bit.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from turbogr.layers.item_table import ItemTable, RowGradients, WorkingSet, draw_rows
+from turbogr.layers.item_table import ItemTable, Request, RowGradients, WorkingSet, draw_rows, gradient_of, marked
 from turbogr.ops import prefer_huge_pages, unique_rows
 from turbogr.parallel import wire
 from turbogr.parallel.mesh import Mesh
@@ -28,25 +29,22 @@ from turbogr.parallel.world import contact
 
 
 @dataclass(frozen=True)
-class Request:
-    """Which rows this rank asks for and is asked for.
-
-    `ids` [R] distinct, by owner; `index` as in WorkingSet; `asked` [I] rows that this rank wants of each member;
-    `slots` [Q] of this rank's shard that members want, by member, `wanted` [I] of them each.
-    """
+class Question:
+    """Distinct rows by owner, on their way to them: their `slots` there, `asked` [I] of each member; `coming` [I] is
+    how many each will ask of this rank."""
 
     ids: Tensor
     index: Tensor
-    asked: list[int]
     slots: Tensor
-    wanted: list[int]
+    asked: Tensor
+    coming: Tensor
+    work: Any
 
 
 @dataclass(frozen=True)
 class Reply:
     """Vectors that are on their way."""
 
-    request: Request
     message: Tensor
     sent: Tensor
     work: Any
@@ -116,48 +114,58 @@ class ShardedTable:
         Raises:
             ValueError: an id outside the table.
         """
-        return self.receive(self.answer(self.request(ids)))
+        request = self.hear(self.ask(ids))
+        return self.working_set(request, self.receive(self.answer(request)))
 
-    def request(self, ids: Tensor | Sequence[Tensor]) -> Request:
-        """Find the distinct rows and tell their owners."""
+    def ask(self, ids: Tensor | Sequence[Tensor]) -> Question:
+        """Find the distinct rows and begin to tell their owners how many there are."""
         distinct, index = unique_rows(ids, self.num_items)
         if self.mesh.members == 1:
-            count = [distinct.numel()]
-            return Request(distinct, index, count, distinct, count)
+            count = torch.tensor([distinct.numel()])
+            return Question(distinct, index, distinct, count, count, None)
         places, order = self.placement.places(distinct).sort()
         bounds = self.placement.bounds(places.device)
-        cuts = torch.searchsorted(places, bounds)
-        asked = cuts.diff()
-        wanted = self._exchange(asked, None, None)
-        asked_counts, wanted_counts = torch.stack([asked, wanted]).tolist()
-        slots = self._exchange(places - bounds[:-1].repeat_interleave(asked), asked_counts, wanted_counts)
-        return Request(distinct[order], _moved(index, order), asked_counts, slots, wanted_counts)
+        asked = torch.searchsorted(places, bounds).diff()
+        slots = places - bounds[:-1].repeat_interleave(asked)
+        coming = torch.empty_like(asked)
+        with contact("sparse"):
+            work = dist.all_to_all_single(coming, asked, group=self.mesh.member_ranks, async_op=True)
+        return Question(distinct[order], _moved(index, order), slots, asked, coming, work)
 
-    def answer(self, request: Request) -> Reply:
-        """Look the wanted rows up, as they are now, and send them."""
-        found = self.weight.index_select(0, request.slots)
+    def hear(self, question: Question) -> Request:
+        """Wait for the counts, then tell the owners the rows."""
+        if question.work is not None:
+            with contact("sparse"):
+                question.work.wait()
+        asked, wanted = torch.stack([question.asked, question.coming]).tolist()
+        slots = question.slots if question.work is None else self._exchange(question.slots, asked, wanted)
+        return Request(question.ids, question.index, slots, asked, wanted)
+
+    def answer(self, request: Request, weight: Tensor | None = None) -> Reply:
+        """Look the wanted rows up, as they are now or in `weight`, and send them."""
+        found = (self.weight if weight is None else weight).index_select(0, request.slots)
         if self.mesh.members == 1:
-            return Reply(request, found, found, None)
+            return Reply(found, found, None)
         sent = wire.encode(found, self.precision)
         message = wire.message_like(request.ids.numel(), self.dim, self.precision, self.weight.device)
         work = self._start(message, sent, request.asked, request.wanted)
-        return Reply(request, message, sent, work)
+        return Reply(message, sent, work)
 
-    def receive(self, reply: Reply) -> ShardedWorkingSet:
-        """Wait for the vectors."""
-        rows = self._finish(reply)
-        return ShardedWorkingSet(reply.request.ids, reply.request.index, rows.requires_grad_(), reply.request)
+    def receive(self, reply: Reply) -> Tensor:
+        """Wait for the vectors [R, d]."""
+        return self._finish(reply)
+
+    def working_set(self, request: Request, rows: Tensor) -> ShardedWorkingSet:
+        """Make the rows of a request a leaf."""
+        return ShardedWorkingSet(request.ids, request.index, rows.requires_grad_(), request)
 
     def row_gradients(self, working_set: WorkingSet) -> RowGradients:
         """Return the summed gradients of the rows of this rank's shard that any rank's batch touched."""
         assert isinstance(working_set, ShardedWorkingSet)
-        return self.collect(self.send_back(working_set))
+        return self.collect(self.send_back(working_set.request, gradient_of(working_set.rows)))
 
-    def send_back(self, working_set: ShardedWorkingSet) -> Returned:
-        """Send the gradients of the rows to their owners."""
-        request, grad = working_set.request, working_set.rows.grad
-        if grad is None:
-            grad = torch.zeros_like(working_set.rows)
+    def send_back(self, request: Request, grad: Tensor) -> Returned:
+        """Send the gradients [R, d] of the rows to their owners."""
         if self.mesh.members == 1:
             return Returned(request, grad, grad, None)
         sent = wire.encode(grad, self.precision)
@@ -199,6 +207,36 @@ class ShardedTable:
         return RowGradients(
             torch.cat([slots for slots, _ in kept]), wire.decode(torch.cat([grad for _, grad in kept]), self.precision)
         )
+
+    def touched(self, request: Request) -> Tensor:
+        """Return which rows of the shard any rank's request has, [shard rows] bool."""
+        if self.mesh.groups == 1:
+            return marked(self.weight, [request.slots])
+        slots, _ = unique_rows(request.slots, self.weight.shape[0])
+        sizes = _gather_equal(slots.new_tensor([slots.numel()]), self.mesh.groups, self.mesh.replica_ranks)
+        counts = sizes.flatten().tolist()
+        parts = _gather_equal(_padded(slots, max(counts)), self.mesh.groups, self.mesh.replica_ranks)
+        return marked(self.weight, [part[:count] for part, count in zip(parts, counts, strict=True)])
+
+    def tell(self, request: Request, flags: Tensor) -> Tensor:
+        """Send a flag for each of the `slots` [Q] to whoever asked for them; return those of the `ids` [R]."""
+        if self.mesh.members == 1:
+            return flags
+        return self._exchange(flags.to(torch.uint8), request.wanted, request.asked).to(torch.bool)
+
+    def part(self, request: Request, mine: Tensor, theirs: Tensor) -> Request:
+        """Return the request for those rows alone that `mine` [R] and, at their owners, `theirs` [Q] flag."""
+        counts = [
+            [int(block.sum()) for block in flags.split(sizes)]
+            for flags, sizes in ((mine, request.asked), (theirs, request.wanted))
+        ]
+        return Request(request.ids[mine], request.index, request.slots[theirs], *counts)
+
+    def over(self, mesh: Mesh) -> ShardedTable:
+        """Return this very table, talking over another channel of its mesh."""
+        table = copy.copy(self)
+        table.mesh = mesh
+        return table
 
     def gathered(self) -> ItemTable:
         """Return a whole copy of the table on every rank."""
@@ -267,13 +305,13 @@ class ShardedTable:
         return _all_to_all(send, going, coming, self.mesh.member_ranks)
 
     def _start(self, message: Tensor, sent: Tensor, coming: list[int], going: list[int]) -> Any:
-        with contact():
+        with contact("sparse"):
             return dist.all_to_all_single(message, sent, coming, going, group=self.mesh.member_ranks, async_op=True)
 
     def _finish(self, under_way: Reply | Returned) -> Tensor:
         if under_way.work is None:
             return under_way.message
-        with contact():
+        with contact("sparse"):
             under_way.work.wait()
         return wire.decode(under_way.message, self.precision)
 
@@ -300,7 +338,7 @@ def _moved(index: Tensor, order: Tensor) -> Tensor:
 def _all_to_all(send: Tensor, going: list[int] | None, coming: list[int] | None, ranks: Any) -> Tensor:
     """Send the blocks of `send` [n, ...] to the ranks of a process group and return what they sent, by rank."""
     received = send.new_empty(send.shape[0] if coming is None else sum(coming), *send.shape[1:])
-    with contact():
+    with contact("sparse"):
         dist.all_to_all_single(received, send.contiguous(), coming, going, group=ranks)
     return received
 
@@ -308,7 +346,7 @@ def _all_to_all(send: Tensor, going: list[int] | None, coming: list[int] | None,
 def _gather_equal(values: Tensor, size: int, ranks: Any) -> Tensor:
     """Return the values [n, ...] of every rank of a process group, [size, n, ...]."""
     everyone = values.new_empty(size, *values.shape)
-    with contact():
+    with contact("sparse"):
         dist.all_gather(list(everyone.unbind()), values.contiguous(), group=ranks)
     return everyone
 

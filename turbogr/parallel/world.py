@@ -8,6 +8,7 @@ training step use the device's own backend (`turbogr/parallel/mesh.py`).
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -224,11 +225,28 @@ def _wait_for_all(store: Store, rank: int, size: int, seconds: float) -> None:
         time.sleep(_START_POLL_SECONDS)
 
 
+class _Waits(threading.local):
+    """Seconds that a thread has spent in talks with other ranks."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+
+_waits = _Waits()
+
+
+def seconds_in_contact(purpose: str) -> float:
+    """Seconds that the calling thread has spent inside `contact(purpose)` so far."""
+    return _waits.seconds.get(purpose, 0.0)
+
+
 @contextmanager
-def contact() -> Iterator[None]:
-    """Turn what a broken connection raises inside the block into RankLost."""
+def contact(purpose: str = "agreement") -> Iterator[None]:
+    """Turn what a broken connection raises inside the block into RankLost; its time counts for the purpose."""
+    started = time.perf_counter()
     try:
         yield
+        _waits.seconds[purpose] = seconds_in_contact(purpose) + time.perf_counter() - started
     except RuntimeError as error:
         words = _words_left() or f"{_first_line(error)}. Find the rank that ended first and why"
         raise RankLost(
