@@ -42,6 +42,8 @@ PRESETS: dict[str, dict[str, int]] = {
 }
 """The sizes that TurboGR's paper trains, for every model."""
 
+_DEPTH = 6
+
 _SIZES = {"num_blocks": 2, "num_heads": 1, "num_time_buckets": 128}
 
 
@@ -253,6 +255,36 @@ class ParallelConfig:
 
 
 @dataclass(frozen=True)
+class PipelineConfig:
+    """Which work of later batches runs while a batch computes.
+
+    `mode` decides what look-ups in the item table see: in `sync` every earlier update; in `semi_async` all but those of
+    the last `staleness` batches; in `exact_overlap` every earlier update again, with the same weights as `sync`, by
+    holding back only the rows that consecutive batches share. `depth` is how many batches are in flight, from being
+    loaded to being learnt (unset: 1, nothing early, for `sync` on one rank, else 6).
+    """
+
+    mode: Literal["sync", "semi_async", "exact_overlap"] = "sync"
+    depth: int | None = None
+    staleness: int = 1
+
+    def check(self) -> None:
+        _positive(self, "depth", "staleness")
+        needed = {"sync": 1, "semi_async": self.staleness + 1, "exact_overlap": 2}[self.mode]
+        if self.depth is not None and self.depth < needed:
+            raise UserError(
+                f"pipeline.depth {self.depth} is too small for pipeline.mode '{self.mode}', which has {needed} batches "
+                f"in flight; set it to {needed} or more, or leave it out"
+            )
+
+    def depth_on(self, num_ranks: int) -> int:
+        """Return how many batches are in flight on a number of ranks."""
+        if self.depth is not None:
+            return self.depth
+        return 1 if self.mode == "sync" and num_ranks == 1 else max(_DEPTH, self.staleness + 2)
+
+
+@dataclass(frozen=True)
 class Config:
     """A whole run."""
 
@@ -263,6 +295,7 @@ class Config:
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    pipeline: PipelineConfig = field(default_factory=PipelineConfig)
 
     def check(self) -> None:
         """Raise UserError for values that make no sense, alone or together."""

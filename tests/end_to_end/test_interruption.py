@@ -17,7 +17,10 @@ from turbogr import cli
 from turbogr.train import trainer
 
 # What the clock decides, not the training.
-TIMES = {"elapsed", "evaluation_seconds", "tokens_per_second", "sequences_per_second", "mfu_strict", "mfu_nominal"}
+TIMES = {
+    *("elapsed", "evaluation_seconds", "tokens_per_second", "sequences_per_second", "mfu_strict", "mfu_nominal"),
+    *("compute_share", "exposed_sparse_share", "exposed_dense_share", "idle_share"),
+}
 
 KILL_AT_STEP = """
 import os, signal, sys

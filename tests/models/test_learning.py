@@ -70,7 +70,7 @@ def test_a_tiny_set_is_memorised_by_its_order(name: str) -> None:
         model.loss(working_set.rows, working_set.index, batch, temperature=0.05, seed=step).mean().backward()
         assert working_set.rows.grad is not None
         dense.step(5e-3)
-        rows.step(working_set.ids, working_set.rows.grad, 5e-3)
+        rows.update(working_set.ids, working_set.rows.grad, 5e-3, rows.begin())
         if step % 10 == 9 and hit_rate(encoder, batch) == 1.0:
             break
     assert hit_rate(encoder, batch) == 1.0

@@ -23,7 +23,7 @@ def test_row_adam_on_all_rows_is_adamw(weight_decay: float) -> None:
         grad = torch.randn(7, 5)
         theirs.grad = grad.clone()
         adamw.step()
-        row_adam.step(torch.arange(7), grad, 1e-2)
+        row_adam.update(torch.arange(7), grad, 1e-2, row_adam.begin())
     torch.testing.assert_close(ours, theirs.detach(), rtol=1e-5, atol=1e-6)
 
 
@@ -38,7 +38,7 @@ def test_row_adagrad_on_all_rows_is_adagrad() -> None:
         grad = torch.randn(7, 5)
         theirs.grad = grad.clone()
         adagrad.step()
-        row_adagrad.step(torch.arange(7), grad, 1e-2)
+        row_adagrad.update(torch.arange(7), grad, 1e-2, row_adagrad.begin())
     torch.testing.assert_close(ours, theirs.detach(), rtol=1e-5, atol=1e-6)
 
 
@@ -47,7 +47,7 @@ def test_rows_that_are_not_named_keep_weight_and_state(kind: type[RowAdam] | typ
     weight = torch.randn(6, 3)
     before = weight.clone()
     optimizer = kind(weight, OptimizerConfig())
-    optimizer.step(torch.tensor([1, 4]), torch.randn(2, 3), 0.1)
+    optimizer.update(torch.tensor([1, 4]), torch.randn(2, 3), 0.1, optimizer.begin())
     untouched = [0, 2, 3, 5]
     assert torch.equal(weight[untouched], before[untouched])
     assert not torch.equal(weight[[1, 4]], before[[1, 4]])

@@ -24,7 +24,10 @@ from turbogr.train.run import resolve_against, train
 from turbogr.train.step import Stepper
 from turbogr.train.trainer import NonFiniteError, Trainer
 
-_CLOCK = {"elapsed", "tokens_per_second", "sequences_per_second", "mfu_strict", "mfu_nominal", "evaluation_seconds"}
+_CLOCK = {
+    *("elapsed", "tokens_per_second", "sequences_per_second", "mfu_strict", "mfu_nominal", "evaluation_seconds"),
+    *("compute_share", "exposed_sparse_share", "exposed_dense_share", "idle_share"),
+}
 
 
 def final_tensors(config: Config, store: Store, run: Path) -> dict[str, torch.Tensor]:

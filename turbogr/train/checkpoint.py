@@ -99,16 +99,20 @@ class Checkpoints:
             raise UserError(f"{self.folder / 'best.json'} is damaged; remove it and use the last checkpoint") from error
         return step if self.path(step).is_dir() else None
 
-    def restore(self, state: dict[str, Any], step: int) -> Progress:
-        """Load the tensors of a checkpoint into `state`, in place, and return its progress."""
+    def progress(self, step: int) -> Progress:
+        """Read where the run stood at a checkpoint."""
         folder = self.path(step)
         try:
-            progress = Progress.from_json((folder / "progress.json").read_text(encoding="utf-8"), str(folder))
+            return Progress.from_json((folder / "progress.json").read_text(encoding="utf-8"), str(folder))
         except OSError as error:
             raise UserError(
                 f"{folder} has no progress.json; remove the folder to fall back to an earlier one"
             ) from error
-        load_tensors(state, folder)
+
+    def restore(self, state: dict[str, Any], step: int) -> Progress:
+        """Load the tensors of a checkpoint into `state`, in place, and return its progress."""
+        progress = self.progress(step)
+        load_tensors(state, self.path(step))
         return progress
 
     def note_best(self, progress: Progress) -> None:

@@ -42,10 +42,14 @@ class DenseAdamW:
 
 
 class RowOptimizer(Protocol):
-    """Updates the rows of a table that a step touched."""
+    """Updates the rows of a table that a step touched, at once or in parts that have no row in common."""
 
-    def step(self, ids: Tensor, grad: Tensor, lr: float) -> None:
-        """Update rows `ids` [R], distinct, by their gradients [R, d]."""
+    def begin(self) -> int:
+        """Count a step and return its number."""
+        ...
+
+    def update(self, ids: Tensor, grad: Tensor, lr: float, number: int) -> None:
+        """Update rows `ids` [R], distinct, by their gradients [R, d], as the step of this number does."""
         ...
 
     def state(self) -> dict[str, Any]: ...
@@ -59,15 +63,18 @@ class RowAdam:
         self.mean, self.square = _zeros_beside(weight), _zeros_beside(weight)
         self.num_steps = torch.zeros((), dtype=torch.int64)
 
-    def step(self, ids: Tensor, grad: Tensor, lr: float) -> None:
+    def begin(self) -> int:
         self.num_steps += 1
+        return int(self.num_steps)
+
+    def update(self, ids: Tensor, grad: Tensor, lr: float, number: int) -> None:
         row_adam_(
             self.weight,
             self.mean,
             self.square,
             ids,
             grad,
-            step=int(self.num_steps),
+            step=number,
             lr=lr,
             betas=self.config.betas,
             eps=self.config.eps,
@@ -85,7 +92,10 @@ class RowAdagrad:
         self.weight, self.config = weight, config
         self.square = _zeros_beside(weight)
 
-    def step(self, ids: Tensor, grad: Tensor, lr: float) -> None:
+    def begin(self) -> int:
+        return 0
+
+    def update(self, ids: Tensor, grad: Tensor, lr: float, number: int) -> None:
         row_adagrad_(self.weight, self.square, ids, grad, lr=lr, eps=self.config.eps)
 
     def state(self) -> dict[str, Any]:

@@ -13,7 +13,11 @@ from turbogr.errors import UserError
 @dataclass
 class Window:
     """Sums since the last training record, so that an interruption does not change a record; `grad_norm` and `lr`
-    are of the last step."""
+    are of the last step, `staleness` is the largest.
+
+    Of the `seconds`, the main thread waited for rows or their gradients on the network (`exposed_sparse`), for other
+    ranks (`exposed_dense`) and for batches (`idle`). Of `rows_read` rows, `rows_shared` were in the batch before too.
+    """
 
     steps: int = 0
     loss_sum: float = 0.0
@@ -24,6 +28,12 @@ class Window:
     seconds: float = 0.0
     grad_norm: float = 0.0
     lr: float = 0.0
+    exposed_sparse: float = 0.0
+    exposed_dense: float = 0.0
+    idle: float = 0.0
+    staleness: int = 0
+    rows_read: int = 0
+    rows_shared: int = 0
 
 
 @dataclass
@@ -33,7 +43,8 @@ class Progress:
 
     `best_value` and `best_step` are of the selecting metric, named by `selected_by`; `evaluated_step` is the step of
     the last evaluation and `stale_evaluations` how many came since the best. `metrics_bytes` is how long metrics.jsonl
-    is at this point.
+    is at this point. `earlier_tables` is how many earlier states of the item table the checkpoint has, for batches that
+    were in flight.
     """
 
     step: int = 0
@@ -51,6 +62,7 @@ class Progress:
     best_epoch: float | None = None
     stale_evaluations: int = 0
     metrics_bytes: int = 0
+    earlier_tables: int = 0
     window: Window = field(default_factory=Window)
 
     def to_json(self) -> str:

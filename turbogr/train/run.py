@@ -36,7 +36,7 @@ from turbogr.train.summary import SUMMARY, summary_is_current, write_summary
 from turbogr.train.trainer import Trainer, TrainResult, choose_device
 from turbogr.train.warm_start import WarmStart
 
-_MAY_CHANGE = ("train", "evaluate", "optimizer", "parallel")
+_MAY_CHANGE = ("train", "evaluate", "optimizer", "parallel", "pipeline")
 _FIXED = ("train.seed", "optimizer.table")
 
 

@@ -9,6 +9,7 @@ its own tokens divided by the number of all, and are summed.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -31,12 +32,15 @@ _TABLE_SITE = 0x7AB1E
 
 
 class Measured(NamedTuple):
-    """The step's mean loss, the norm of all gradients, and the signal that some rank wants to stop for, 0 for none; the
-    same on all ranks. `finite` tells of this rank's part of the loss."""
+    """The step's mean loss, the norm of all gradients, and the signal that some rank wants to stop for, 0 for none; of
+    `rows_read` rows of the table, `rows_shared` were in the batch before too. All this is the same on all ranks;
+    `finite` tells of this rank's part of the loss."""
 
     loss: float
     grad_norm: float
     signal: int
+    rows_read: int
+    rows_shared: int
     finite: bool
 
 
@@ -61,9 +65,13 @@ class Stepper:
         self.rows = make_row_optimizer(self.table.weight, config.optimizer)
         self.gradients = FlatGradients(self.model, mesh.world)
 
+    def ids(self, batch: Batch, step: int) -> list[Tensor]:
+        """Draw the negatives of a batch and return every item that its loss needs."""
+        return self.model.ids(batch, self.sampler.draw(batch.events, step))
+
     def fetch(self, batch: Batch, step: int) -> WorkingSet:
         """Draw the negatives of a batch and fetch every row that its loss needs."""
-        return self.table.fetch(self.model.ids(batch, self.sampler.draw(batch.events, step)))
+        return self.table.fetch(self.ids(batch, step))
 
     def loss(self, batch: Batch, working_set: WorkingSet, step: int) -> Tensor:
         """Return this rank's part of the step's loss: the sum over its tokens divided by the number of all."""
@@ -94,50 +102,84 @@ class Stepper:
 
     def measure(self, loss: Tensor, rows: RowGradients, signal: int = 0) -> Measured:
         """Agree on what the step's loss and gradients are; `signal` is this rank's wish to stop."""
+        return self.agree(loss, rows.grad, signal, summed=True)
+
+    def agree(
+        self, loss: Tensor, row_grad: Tensor, signal: int, *, summed: bool, rows_read: int = 0, rows_shared: int = 0
+    ) -> Measured:
+        """The same before the rows' gradients are summed over the ranks, unless they are `summed`.
+
+        The norm is then that of the ranks' own gradients beside each other. If it is finite so are the sums: norms are
+        finite below the square root of the largest number only.
+        """
         dense = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
-        norms = [torch.nn.utils.get_total_norm(dense), torch.linalg.vector_norm(rows.grad)]
+        norms = [torch.nn.utils.get_total_norm(dense), torch.linalg.vector_norm(row_grad)]
         mine = torch.stack([loss, *norms]).double().cpu()
-        everyone = self.mesh.world.gather(torch.cat([mine, mine.new_tensor([signal])]))
-        row_norm = torch.linalg.vector_norm(everyone[: self.mesh.members, 2])
+        everyone = self.mesh.world.gather(torch.cat([mine, mine.new_tensor([signal, rows_read, rows_shared])]))
+        row_norm = torch.linalg.vector_norm(everyone[: self.mesh.members if summed else None, 2])
         norm = math.hypot(float(mine[1]), float(row_norm))
-        return Measured(float(everyone[:, 0].sum()), norm, int(everyone[:, 3].max()), math.isfinite(float(mine[0])))
+        totals = everyone.sum(0).tolist()
+        return Measured(
+            totals[0],
+            norm,
+            int(everyone[:, 3].max()),
+            int(totals[4]),
+            int(totals[5]),
+            math.isfinite(float(mine[0])),
+        )
 
     def update(self, rows: RowGradients, grad_norm: float, factor: float) -> None:
         """Clip by the norm, then update everything with `factor` times the learning rates."""
-        optimizer = self.config.optimizer
-        if optimizer.clip_norm is not None:
-            norm = torch.tensor(grad_norm, dtype=torch.float32, device=self.device)
-            torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), optimizer.clip_norm, norm)
-            rows.grad.mul_((optimizer.clip_norm / (norm + 1e-6)).clamp(max=1.0))
-        self.dense.step(optimizer.lr * factor)
-        self.rows.step(rows.slots, rows.grad, (optimizer.table_lr or optimizer.lr) * factor)
+        self.clip(rows, grad_norm)
+        self.update_dense(factor)
+        self.update_rows(rows, factor, self.rows.begin())
 
-    def check_replicas(self, rows: RowGradients, step: int) -> None:
+    def clip(self, rows: RowGradients, grad_norm: float) -> None:
+        """Scale all gradients down if their norm is too large."""
+        clip_norm = self.config.optimizer.clip_norm
+        if clip_norm is not None:
+            norm = torch.tensor(grad_norm, dtype=torch.float32, device=self.device)
+            torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), clip_norm, norm)
+            rows.grad.mul_((clip_norm / (norm + 1e-6)).clamp(max=1.0))
+
+    def update_dense(self, factor: float) -> None:
+        """Update the dense parameters with `factor` times their learning rate."""
+        self.dense.step(self.config.optimizer.lr * factor)
+
+    def update_rows(self, rows: RowGradients, factor: float, number: int) -> None:
+        """Update rows of the table in the step that has this number with `self.rows`."""
+        optimizer = self.config.optimizer
+        self.rows.update(rows.slots, rows.grad, (optimizer.table_lr or optimizer.lr) * factor, number)
+
+    def check_replicas(self, slots: Tensor, step: int) -> None:
         """Compare the copies of the dense parameters and of the rows just updated over the ranks.
 
         Raises:
             ReplicaError: they differ.
         """
         if self.mesh.world.size > 1:
-            check_replicas(self.mesh, self.model.parameters(), self.table.weight[rows.slots], step)
+            check_replicas(self.mesh, self.model.parameters(), self.table.weight[slots], step)
 
-    def state(self) -> dict[str, Any]:
+    def state(self, earlier: Sequence[Tensor] = ()) -> dict[str, Any]:
         """Every tensor of a training run, as checkpoints name them, rows in their natural order.
 
+        `earlier` are the table's weights before the last updates, the latest last, where batches in flight read them.
         With one rank they are the tensors themselves; with many, the table's are exchanged copies that `adopt` takes
         back.
         """
-        return {
+        state = {
             "model": dict(self.model.named_parameters()),
             "table": self._exported({"weight": self.table.weight}),
             "dense_optimizer": self.dense.state(),
             "row_optimizer": self._exported(self.rows.state()),
         }
+        return state | ({"earlier": self._exported(_named(earlier))} if earlier else {})
 
-    def adopt(self, state: dict[str, Any]) -> None:
-        """Take over the rows of a `state` that was loaded into."""
+    def adopt(self, state: dict[str, Any], earlier: Sequence[Tensor] = ()) -> None:
+        """Take over the rows of a `state` that was loaded into, made with the same `earlier`."""
         if isinstance(self.table, ShardedTable):
             own = {"table": {"weight": self.table.weight}, "row_optimizer": self.rows.state()}
+            own |= {"earlier": _named(earlier)}
             for part, tensors in own.items():
                 for name, tensor in tensors.items():
                     if tensor.dim():
@@ -148,3 +190,8 @@ class Stepper:
         if not isinstance(table, ShardedTable):
             return tensors
         return {name: table.for_checkpoint(tensor) if tensor.dim() else tensor for name, tensor in tensors.items()}
+
+
+def _named(earlier: Sequence[Tensor]) -> dict[str, Tensor]:
+    """Earlier weights by how many updates they lack."""
+    return {f"lacking_{len(earlier) - number}": weight for number, weight in enumerate(earlier)}

@@ -1,6 +1,7 @@
 """The training loop of one run, on one rank or many.
 
-A step: fetch the rows that the batch needs, loss, gradients, a look whether all is finite, update (`step.py`).
+A step: fetch the rows that the batch needs, loss, gradients, a look whether all is finite, update (`step.py`); what of
+it may run early is for the executor to know (`overlap.py`).
 Everything that a step does is a function of (config, data, step): a run that is interrupted anywhere and resumed ends
 with the same weights as one that was not. With many ranks each runs this same loop on its part of every batch; all
 decisions rest on values that are equal on all of them.
@@ -10,7 +11,8 @@ from __future__ import annotations
 
 import json
 import time
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -29,13 +31,15 @@ from turbogr.files import replace_text
 from turbogr.models.encoder import TableEncoder
 from turbogr.models.flops import nominal_flops, strict_flops
 from turbogr.parallel.mesh import Mesh
-from turbogr.parallel.world import World
+from turbogr.parallel.world import World, seconds_in_contact
 from turbogr.train.checkpoint import Checkpoints
 from turbogr.train.optimizers import lr_factor
+from turbogr.train.overlap import Flight, Serial, make_executor
 from turbogr.train.profile import Profiler
 from turbogr.train.progress import Progress, Window
 from turbogr.train.step import Measured, Stepper
 from turbogr.train.stopping import AgreedStop
+from turbogr.train.timeline import Timeline
 from turbogr.train.tracking import SilentTracker, Tracker
 
 Status = Literal["finished", "stopped early", "interrupted"]
@@ -101,6 +105,8 @@ class Trainer:
             )
         self.stepper = Stepper(config, store.num_items, device=device, mesh=self.mesh)
         self.model, self.table = self.stepper.model, self.stepper.table
+        self.timeline = Timeline(self.world.rank)
+        self.executor = make_executor(self.stepper, config.pipeline, self.timeline)
         self.checkpoints = Checkpoints(run, config.train.keep_checkpoints, self.world)
         self.stop = AgreedStop(self.world)
         self.progress = Progress()
@@ -113,17 +119,24 @@ class Trainer:
         )
 
     def state(self) -> dict[str, Any]:
-        """Every tensor that a checkpoint holds."""
-        return self.stepper.state()
+        """Every tensor that a checkpoint holds, all updates of the steps so far done."""
+        self.executor.settle()
+        at_start = self.progress.loader["step"] == 0
+        earlier = [] if at_start else self.executor.earlier()
+        self.progress.earlier_tables = len(earlier)
+        return self.stepper.state(earlier)
 
     def resume(self) -> None:
         """Go back to the newest checkpoint; without one, start from the beginning."""
         self.checkpoints.sweep()
         step = self.checkpoints.newest()
         if step is not None:
-            state = self.state()
+            num_earlier = self.checkpoints.progress(step).earlier_tables
+            earlier = [torch.empty_like(self.table.weight) for _ in range(num_earlier)]
+            state = self.stepper.state(earlier)
             self.progress = self.checkpoints.restore(state, step)
-            self.stepper.adopt(state)
+            self.stepper.adopt(state, earlier)
+            self.executor.continue_with(earlier)
             self.loader.load_state_dict(self.progress.loader)
             if self.progress.selected_by not in (None, self.selected_by):
                 self._forget_best()
@@ -151,15 +164,16 @@ class Trainer:
                         self._evaluate(tracker)
                         self._checkpoint(tracker)
                         continue
-                    for batch in self.loader:
-                        self._step_and_profile(batch.to(self.device))
-                        tracker.advance()
-                        if progress.step % config.train.log_every == 0:
-                            self._record_training(tracker)
-                        if config.train.checkpoint_every and progress.step % config.train.checkpoint_every == 0:
-                            self._checkpoint(tracker)
-                        if stop or progress.step == config.train.steps:
-                            break
+                    with self._flights() as flights:
+                        for flight in flights:
+                            self._step_and_profile(flight)
+                            tracker.advance()
+                            if progress.step % config.train.log_every == 0:
+                                self._record_training(tracker)
+                            if config.train.checkpoint_every and progress.step % config.train.checkpoint_every == 0:
+                                self._checkpoint(tracker)
+                            if stop:
+                                break
             except Interrupted:
                 stop.settle()
                 status = "interrupted"
@@ -170,10 +184,28 @@ class Trainer:
                 self._checkpoint(tracker)
         return TrainResult(self.run, status, progress.step, progress.best_step, progress.best_value, stop.signal)
 
+    @contextmanager
+    def _flights(self) -> Iterator[Iterator[Flight]]:
+        """Yield the batches of the rest of the epoch, and end the executor's work on later ones with the block."""
+        limit = self.config.train.steps
+        left = None if limit is None else limit - self.progress.step
+        try:
+            with closing(self.executor.flights(self.loader, self.progress.step, left)) as flights:
+                yield flights
+            self.executor.close()
+        except NonFiniteError:
+            self.executor.close()
+            raise
+        except BaseException:
+            self.executor.abandon()
+            raise
+
     def _checkpoint(self, tracker: Tracker | SilentTracker) -> None:
         tracker.sync()
         self.progress.wall_seconds = time.perf_counter() + self._wall_offset
         self.checkpoints.save(self.state(), self.progress)
+        if self.world.is_first:
+            self.timeline.write(self.run)
 
     def _count_steps(self) -> int:
         limits = []
@@ -188,29 +220,38 @@ class Trainer:
         position = self.progress.loader
         return position["epoch"] + position["step"] / self.loader.num_batches(position["epoch"])
 
-    def step(self, batch: Batch) -> None:
-        """Train on one batch, which must be on the trainer's device; with many ranks, on all their parts of it."""
-        started = time.perf_counter()
-        progress, optimizer, stepper = self.progress, self.config.optimizer, self.stepper
-        working_set = stepper.fetch(batch, progress.step)
-        loss = stepper.compute(batch, working_set, progress.step)
-        rows = stepper.reduce(working_set)
-        measured = stepper.measure(loss, rows, self.stop.wish)
+    def step(self, batch: Batch | Flight) -> None:
+        """Train on one batch, which must be on the trainer's device; with many ranks, on all their parts of it.
+
+        A batch that is not in flight is fetched and learnt alone, as by the serial executor.
+        """
+        progress, optimizer, stepper, executor = self.progress, self.config.optimizer, self.stepper, self.executor
+        if isinstance(batch, Batch):
+            flight, executor = Flight(progress.step, batch, self.loader.state_dict()), Serial(stepper, self.timeline)
+        else:
+            flight = batch
+        clock = _StepClock(executor)
+        working_set = executor.fetch(flight)
+        with self.timeline.span("main", "dense", flight.step):
+            loss = stepper.compute(flight.batch, working_set, flight.step)
+        reduced = executor.reduce(flight, working_set)
+        measured = executor.measure(flight, working_set, reduced, loss, self.stop.wish)
         self.stop.agree(measured.signal)
         if not (abs(measured.loss) < float("inf") and measured.grad_norm < float("inf")):
-            raise self._non_finite(batch, measured)
-        factor = lr_factor(progress.step, self.num_steps, optimizer)
-        stepper.update(rows, measured.grad_norm, factor)
+            raise self._non_finite(flight.batch, measured)
+        factor = lr_factor(flight.step, self.num_steps, optimizer)
+        executor.update(flight, working_set, reduced, measured.grad_norm, factor)
         progress.step += 1
         if self.config.parallel.check_every and progress.step % self.config.parallel.check_every == 0:
-            stepper.check_replicas(rows, progress.step)
-        progress.loader = self.loader.state_dict()
+            executor.settle()
+            stepper.check_replicas(executor.updated, progress.step)
+        progress.loader = flight.position
         progress.window.lr = optimizer.lr * factor
-        self._count(batch, measured, started)
+        self._count(flight, measured, clock)
 
-    def _count(self, batch: Batch, measured: Measured, started: float) -> None:
-        """Add a step that began at `started` to the totals of the run and of the window."""
-        progress, window, lengths = self.progress, self.progress.window, batch.lengths_of_step
+    def _count(self, flight: Flight, measured: Measured, clock: _StepClock) -> None:
+        """Add a step to the totals of the run and of the window."""
+        progress, window, lengths = self.progress, self.progress.window, flight.batch.lengths_of_step
         num_tokens, num_sequences = int(lengths.sum()), lengths.numel()
         progress.tokens += num_tokens
         window.steps += 1
@@ -218,21 +259,24 @@ class Trainer:
         window.tokens += num_tokens
         window.sequences += num_sequences
         window.grad_norm = measured.grad_norm
+        window.staleness = max(window.staleness, flight.staleness)
+        window.rows_read += measured.rows_read
+        window.rows_shared += measured.rows_shared
+        clock.stop(window)
         strict = strict_flops(self.config.model, lengths, self.config.loss.num_negatives)
         nominal = nominal_flops(self.config.model, num_sequences)
-        seconds = time.perf_counter() - started
         for totals in (window, progress):
             totals.strict_flops += strict
             totals.nominal_flops += nominal
-            totals.seconds += seconds
+            totals.seconds += clock.seconds
         progress.epochs = self.epoch()
 
-    def _step_and_profile(self, batch: Batch) -> None:
+    def _step_and_profile(self, flight: Flight) -> None:
         """Train on one batch; some early steps, when all memory is there, are profiled on rank 0 for the report."""
         due = self.progress.step in _PROFILED_STEPS and self.config.train.profile and self.device.type == "cpu"
         due = due and self.world.is_first
         with self._profiler if due else nullcontext():
-            self.step(batch)
+            self.step(flight)
         if due:
             profile = {"steps": self._profiler.steps, "milliseconds": self._profiler.milliseconds()}
             replace_text(self.run / "profile.json", json.dumps(profile, indent=2) + "\n")
@@ -317,6 +361,7 @@ class Trainer:
             "tokens_per_second": window.tokens / seconds,
             "sequences_per_second": window.sequences / seconds,
             "elapsed": progress.seconds,
+            **_shares(window, seconds),
         }
         shown = {"loss": f"{values['loss']:.3f}", "tokens/s": f"{values['tokens_per_second']:,.0f}"}
         if self.gemm_peak is not None:
@@ -353,6 +398,44 @@ class Trainer:
             f"No weight was changed, and a checkpoint of step {self.progress.step} is kept. Try a lower "
             "optimizer.lr, optimizer.clip_norm=1, or warm-up, and continue with --resume"
         )
+
+
+class _StepClock:
+    """Times a step from its start, and what the main thread waited for since the step before."""
+
+    def __init__(self, executor: Serial) -> None:
+        self._executor = executor
+        self._before = executor.idle + executor.exposed
+        self._sparse, self._dense = _seconds_in_contact()
+        self._started = time.perf_counter()
+        self.seconds = 0.0
+
+    def stop(self, window: Window) -> None:
+        """Set `seconds` and add what was waited for to a window; the next step begins with none."""
+        executor = self._executor
+        sparse, dense = _seconds_in_contact()
+        self.seconds = time.perf_counter() - self._started + self._before
+        window.exposed_sparse += executor.exposed + sparse - self._sparse
+        window.exposed_dense += dense - self._dense
+        window.idle += executor.idle
+        executor.idle = executor.exposed = 0.0
+
+
+def _seconds_in_contact() -> tuple[float, float]:
+    return seconds_in_contact("sparse"), seconds_in_contact("dense") + seconds_in_contact("agreement")
+
+
+def _shares(window: Window, seconds: float) -> dict[str, float]:
+    """What the main thread did with its time, as shares that add up to 1, and what early reads saw."""
+    waited = window.exposed_sparse + window.exposed_dense + window.idle
+    shares = {
+        "compute_share": 1.0 - waited / seconds,
+        "exposed_sparse_share": window.exposed_sparse / seconds,
+        "exposed_dense_share": window.exposed_dense / seconds,
+        "idle_share": window.idle / seconds,
+        "staleness": window.staleness,
+    }
+    return shares | ({"collision_rate": window.rows_shared / window.rows_read} if window.rows_read else {})
 
 
 def choose_device(name: str, local_rank: int | None = None) -> torch.device:

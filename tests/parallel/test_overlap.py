@@ -1,0 +1,126 @@
+"""The pipeline on real ranks: the same weights as the serial loop, and an end for all when one stage of one fails."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import random
+import time
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from tests.parallel.ranks import run_ranks
+from tests.parallel.training import make_trainer, whole_state
+from tests.train.test_overlap import sparse, train_epochs, with_pipeline
+from turbogr import machine
+from turbogr.config import Config
+from turbogr.parallel.world import joined
+from turbogr.train import overlap
+from turbogr.train.run import train
+from turbogr.train.trainer import Trainer
+from turbogr.train.workers import Inline
+
+MODES: dict[str, dict[str, Any]] = {
+    "serial": {"depth": 1},
+    "sync": {"depth": 4},
+    "semi_async": {"mode": "semi_async", "staleness": 2},
+    "exact_overlap": {"mode": "exact_overlap"},
+}
+
+
+def train_all_modes(config: Config, store: Path, run: Path, groups: int) -> dict[str, Any]:
+    """Train an epoch in every mode, semi_async also without threads; threads are delayed at random, each rank's on its
+    own. Return the states and how stale reads were."""
+    results: dict[str, Any] = {}
+    with joined() as world:
+        chance = random.Random(world.rank)
+        for name, options in [*MODES.items(), ("semi_async inline", MODES["semi_async"])]:
+            trainer = make_trainer(with_pipeline(config, **options), store, run, world, groups)
+            if "inline" in name:
+                pipeline = trainer.config.pipeline
+                trainer.executor = overlap.make_executor(trainer.stepper, pipeline, trainer.timeline, Inline)
+            else:
+                _delay(trainer, chance)
+            flown = train_epochs(trainer, 1)
+            shares = trainer.progress.window
+            results[name] = {
+                "state": {key: tensor.numpy() for key, tensor in whole_state(trainer).items()},
+                "staleness": max(flight.staleness for flight in flown),
+                "shared": shares.rows_shared / max(1, shares.rows_read),
+                "exposed": (shares.exposed_sparse, shares.exposed_dense, shares.idle, shares.seconds),
+            }
+    return results
+
+
+def _delay(trainer: Trainer, chance: random.Random) -> None:
+    for name in ("_load", "_exchange", "_wait", "_read", "_update_rows", "_update_rest", "fetch", "update"):
+        original = getattr(trainer.executor, name, None)
+        if original is None:
+            continue
+
+        def late(*args: Any, original: Any = original) -> Any:
+            time.sleep(chance.choice([0.0, 0.0, 0.002, 0.005]))
+            return original(*args)
+
+        setattr(trainer.executor, name, late)
+
+
+@pytest.mark.parametrize(
+    ("groups", "members", "optimizer"), [(1, 2, "adam"), (2, 1, "adagrad clipped"), (2, 2, "adam")]
+)
+def test_every_mode_is_what_it_says_on_any_mesh(
+    groups: int, members: int, optimizer: str, config: Config, store_path: Path, tmp_path: Path
+) -> None:
+    config = sparse(config, optimizer)
+    config = dataclasses.replace(config, parallel=dataclasses.replace(config.parallel, check_every=3))
+    ranks = run_ranks(groups * members, train_all_modes, config, store_path, tmp_path, groups)
+    first = ranks[0]
+    for name, tensor in first["serial"]["state"].items():
+        assert np.array_equal(first["sync"]["state"][name], tensor), name
+        assert np.array_equal(first["exact_overlap"]["state"][name], tensor), name
+        assert np.array_equal(first["semi_async"]["state"][name], first["semi_async inline"]["state"][name]), name
+    weight = "table.weight"
+    assert not np.array_equal(first["semi_async"]["state"][weight], first["serial"]["state"][weight])
+    for mode, result in first.items():
+        assert result["staleness"] == (2 if "semi" in mode else 0)
+        assert 0.0 < result["shared"] < 1.0 or mode in ("serial", "sync")
+        sparse_wait, dense_wait, idle, seconds = result["exposed"]
+        assert dense_wait > 0.0 and 0.0 <= sparse_wait + dense_wait + idle <= seconds
+    assert first["serial"]["exposed"][0] > 0.0 or members == 1
+    for rank in ranks:
+        for mode, result in rank.items():
+            assert np.array_equal(result["state"][weight], first[mode]["state"][weight])
+
+
+def fail_in_stage(config: Config, store: Path, out: Path, stage: str) -> tuple[str, str, float]:
+    """Let a stage of rank 1 fail at its sixth call; return what is raised and when."""
+    original, calls = getattr(overlap.SemiAsync, stage), []
+
+    def failing(self: Any, *args: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 6 and os.environ["RANK"] == "1":
+            raise OSError("disk on fire")
+        return original(self, *args)
+
+    started = time.monotonic()
+    try:
+        with (
+            mock.patch.object(overlap.SemiAsync, stage, failing),
+            mock.patch.object(machine, "gemm_peak", return_value=1e11),
+        ):
+            train(config, store, out)
+    except Exception as error:
+        return type(error).__name__, str(error), time.monotonic() - started
+    return "", "", 0.0
+
+
+@pytest.mark.parametrize("stage", ["_load", "_exchange", "_wait", "_read", "_update_rows", "update"])
+def test_a_failing_stage_of_one_rank_ends_all(stage: str, config: Config, store_path: Path, tmp_path: Path) -> None:
+    config = with_pipeline(sparse(config), mode="semi_async")
+    (kind, told, _), (failed, why, _) = run_ranks(2, fail_in_stage, config, store_path, tmp_path / "run", stage)
+    assert "disk on fire" in why and (failed == "StageFailed" or stage == "update")
+    assert kind == "RankLost" and "--resume" in told

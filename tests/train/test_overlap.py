@@ -1,0 +1,311 @@
+"""What runs early changes nothing (sync, exact_overlap) or exactly what the definition says (semi_async)."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.train.test_run import assert_same_end, metrics, stop_after
+from turbogr.config import Config, PipelineConfig
+from turbogr.data.store import Store
+from turbogr.errors import UserError
+from turbogr.train import overlap
+from turbogr.train.checkpoint import Checkpoints
+from turbogr.train.optimizers import lr_factor
+from turbogr.train.run import resolve_against, train
+from turbogr.train.timeline import Timeline
+from turbogr.train.trainer import Trainer
+from turbogr.train.workers import Inline, StageFailed, Threaded
+
+STAGES = {"load": "_load", "exchange": "_exchange", "wait": "_wait", "embed": "_read"}
+
+
+@pytest.fixture(params=["adam", "adagrad clipped"])
+def sparse_config(config: Config, request: pytest.FixtureRequest) -> Config:
+    return sparse(config, request.param)
+
+
+def sparse(config: Config, optimizer: str = "adam") -> Config:
+    """Small batches, so that consecutive ones share some rows but not all."""
+    table, _, clipped = optimizer.partition(" ")
+    return dataclasses.replace(
+        config,
+        model=dataclasses.replace(config.model, max_len=4),
+        loss=dataclasses.replace(config.loss, num_negatives=1),
+        optimizer=dataclasses.replace(config.optimizer, table=table, clip_norm=2.0 if clipped else None),
+        data=dataclasses.replace(config.data, batch_size=3),
+        train=dataclasses.replace(config.train, epochs=2),
+    )
+
+
+def with_pipeline(config: Config, **options: Any) -> Config:
+    return dataclasses.replace(config, pipeline=PipelineConfig(**options))
+
+
+def trainer_of(config: Config, store: Store, run: Path, make_worker: Callable[..., Any] = Threaded) -> Trainer:
+    trainer = Trainer(resolve_against(config, store), store, run, device=torch.device("cpu"), gemm_peak=None)
+    trainer.executor = overlap.make_executor(trainer.stepper, config.pipeline, trainer.timeline, make_worker)
+    return trainer
+
+
+def train_epochs(trainer: Trainer, epochs: int = 2) -> list[overlap.Flight]:
+    """Train without evaluations or checkpoints; return what has flown."""
+    flown = []
+    for _ in range(epochs):
+        with trainer._flights() as flights:
+            for flight in flights:
+                trainer.step(flight)
+                flown.append(flight)
+    trainer.executor.settle()
+    return flown
+
+
+def weights(trainer: Trainer) -> list[torch.Tensor]:
+    state = trainer.stepper.state()
+    tensors = [*state["model"].values(), *state["table"].values(), *state["row_optimizer"].values()]
+    return [tensor.detach().clone() for tensor in tensors]
+
+
+def semi_async_by_definition(trainer: Trainer, staleness: int, epochs: int = 2) -> None:
+    """Keep every state of the table; batch t reads the one before the updates of the `staleness` batches before it."""
+    stepper, table = trainer.stepper, trainer.table
+    step = 0
+    for epoch in range(epochs):
+        states = []
+        for number in range(trainer.loader.num_batches(epoch)):
+            states.append(table.weight.clone())
+            batch = trainer.loader.batch(epoch, number)
+            read = states[max(0, number - staleness)]
+            request = table.hear(table.ask(stepper.ids(batch, step)))
+            working_set = table.working_set(request, read[request.ids])
+            loss = stepper.compute(batch, working_set, step)
+            rows = stepper.reduce(working_set)
+            norm = stepper.measure(loss, rows).grad_norm
+            stepper.update(rows, norm, lr_factor(step, trainer.num_steps, trainer.config.optimizer))
+            step += 1
+
+
+@pytest.mark.parametrize("make_worker", [Threaded, Inline])
+@pytest.mark.parametrize(
+    "options",
+    [{"depth": 2}, {"depth": 6}, {"mode": "exact_overlap", "depth": 2}, {"mode": "exact_overlap"}],
+    ids=lambda options: f"{options.get('mode', 'sync')} {options.get('depth', '')}",
+)
+def test_sync_and_exact_overlap_are_the_serial_loop_bit_for_bit(
+    options: dict[str, Any], make_worker: Callable[..., Any], sparse_config: Config, store: Store, tmp_path: Path
+) -> None:
+    serial = trainer_of(sparse_config, store, tmp_path / "serial")
+    train_epochs(serial)
+    trainer = trainer_of(with_pipeline(sparse_config, **options), store, tmp_path / "run", make_worker)
+    flown = train_epochs(trainer)
+    assert type(serial.executor) is overlap.Serial and type(trainer.executor) is not overlap.Serial
+    assert len(flown) == serial.progress.step == trainer.progress.step == 40
+    for ours, theirs in zip(weights(trainer), weights(serial), strict=True):
+        assert torch.equal(ours, theirs)
+    assert not any(flight.staleness for flight in flown)
+    if options.get("mode") == "exact_overlap":
+        shared = sum(flight.rows_shared for flight in flown) / sum(flight.rows_read for flight in flown)
+        assert 0.1 < shared < 0.9, "the batches of this test must share some rows"
+
+
+@pytest.mark.parametrize("make_worker", [Threaded, Inline])
+@pytest.mark.parametrize("staleness", [1, 2, 3])
+def test_semi_async_reads_exactly_what_the_definition_says(
+    staleness: int, make_worker: Callable[..., Any], sparse_config: Config, store: Store, tmp_path: Path
+) -> None:
+    defined = trainer_of(sparse_config, store, tmp_path / "defined")
+    semi_async_by_definition(defined, staleness)
+    config = with_pipeline(sparse_config, mode="semi_async", staleness=staleness)
+    trainer = trainer_of(config, store, tmp_path / "run", make_worker)
+    flown = train_epochs(trainer)
+    for ours, theirs in zip(weights(trainer), weights(defined), strict=True):
+        assert torch.equal(ours, theirs)
+    assert [flight.staleness for flight in flown] == 2 * [min(step, staleness) for step in range(20)]
+
+
+@pytest.mark.parametrize("mode", ["sync", "semi_async", "exact_overlap"])
+@pytest.mark.parametrize("seed", range(3))
+def test_delays_in_every_stage_change_nothing(
+    mode: str, seed: int, config: Config, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = with_pipeline(sparse(config), mode=mode, depth=5, staleness=2)
+    undisturbed = trainer_of(config, store, tmp_path / "undisturbed", Inline)
+    train_epochs(undisturbed, 1)
+    chance = random.Random(seed)
+
+    def delayed(original: Callable[..., Any]) -> Callable[..., Any]:
+        def wait_and_do(*args: Any) -> Any:
+            time.sleep(chance.choice([0.0, 0.0, 0.001, 0.006]))
+            return original(*args)
+
+        return wait_and_do
+
+    trainer = trainer_of(config, store, tmp_path / "run")
+    for name in (*STAGES.values(), "_update_rows", "_update_rest", "update", "reduce", "fetch"):
+        if hasattr(trainer.executor, name):
+            monkeypatch.setattr(trainer.executor, name, delayed(getattr(trainer.executor, name)))
+    flown = train_epochs(trainer, 1)
+    assert max(flight.staleness for flight in flown) == (2 if mode == "semi_async" else 0)
+    for ours, theirs in zip(weights(trainer), weights(undisturbed), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("stage", [*STAGES, "rows"])
+@pytest.mark.parametrize("error", [OSError("disk on fire"), UserError("a bad day; try tomorrow"), SystemExit(3)])
+def test_an_error_in_any_stage_surfaces_with_its_stage_and_step(
+    stage: str, error: BaseException, config: Config, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = with_pipeline(sparse(config), mode="semi_async")
+    trainer = trainer_of(config, store, tmp_path / "run")
+    name = STAGES.get(stage, "_update_rows")
+    original, calls = getattr(trainer.executor, name), []
+
+    def failing(*args: Any) -> Any:
+        calls.append(1)
+        if len(calls) == 8:
+            raise error
+        return original(*args)
+
+    monkeypatch.setattr(trainer.executor, name, failing)
+    shown = "embed" if stage == "rows" else stage
+    with pytest.raises(UserError if isinstance(error, UserError) else StageFailed) as raised:
+        train_epochs(trainer)
+    assert f"stage '{shown}' of step 8" in str(raised.value)
+    assert str(error) in str(raised.value)
+    assert trainer.progress.step < 10
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("turbogr-")]
+
+
+def test_an_error_in_the_step_itself_leaves_no_thread(
+    config: Config, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = trainer_of(with_pipeline(sparse(config), mode="exact_overlap"), store, tmp_path / "run")
+    monkeypatch.setattr(trainer.stepper, "compute", lambda *args: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        train_epochs(trainer)
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("turbogr-")]
+
+
+@pytest.mark.parametrize(
+    ("options", "steps"),
+    [
+        ({"mode": "semi_async"}, [1]),
+        ({"mode": "semi_async"}, [20]),
+        ({"mode": "semi_async", "staleness": 3}, [2, 1]),
+        ({"mode": "semi_async", "staleness": 3}, [23, 4]),
+        ({"mode": "exact_overlap"}, [3, 18]),
+        ({"depth": 4}, [5]),
+    ],
+)
+def test_stopping_anywhere_and_resuming_changes_nothing(
+    steps: list[int],
+    options: dict[str, Any],
+    config: Config,
+    store: Store,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = with_pipeline(sparse(config), **options)
+    train(config, store.path, tmp_path / "straight")
+    for count in steps:
+        with monkeypatch.context() as patch:
+            stop_after(patch, count)
+            result = train(config, store.path, tmp_path / "stopped", resume=True)
+        assert (result.status, result.signal) == ("interrupted", signal.SIGTERM)
+    in_flight = Checkpoints(tmp_path / "stopped").progress(sum(steps)).earlier_tables
+    wanted = options.get("staleness", 1) if options.get("mode") == "semi_async" else 0
+    assert in_flight == min(sum(steps) % 20, wanted)
+    assert train(config, store.path, tmp_path / "stopped", resume=True).status == "finished"
+    assert_same_end(config, store, tmp_path / "straight", tmp_path / "stopped")
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [("sync", "semi_async"), ("semi_async", "sync"), ("semi_async", "exact_overlap"), ("exact_overlap", "semi_async")],
+)
+def test_the_mode_may_change_when_a_run_is_resumed(
+    before: str,
+    after: str,
+    config: Config,
+    store: Store,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with monkeypatch.context() as patch:
+        stop_after(patch, 7)
+        train(with_pipeline(sparse(config), mode=before), store.path, tmp_path / "run")
+    result = train(with_pipeline(sparse(config), mode=after), store.path, tmp_path / "run", resume=True)
+    assert result.status == "finished"
+    assert f"resuming with pipeline.mode={after} (was {before})" in capsys.readouterr().err
+
+
+def test_a_value_that_is_not_finite_stops_before_any_weight_is_touched(
+    config: Config, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = with_pipeline(sparse(config), mode="semi_async")
+    compute = overlap.Stepper.compute
+
+    def poisoned(self: overlap.Stepper, batch: Any, working_set: Any, step: int) -> Any:
+        return compute(self, batch, working_set, step) * (float("nan") if step == 5 else 1.0)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(overlap.Stepper, "compute", poisoned)
+        with pytest.raises(UserError, match="not finite at step 6"):
+            train(config, store.path, tmp_path / "run")
+    assert Checkpoints(tmp_path / "run").newest() == 5
+    train(config, store.path, tmp_path / "run", resume=True)
+    train(config, store.path, tmp_path / "straight")
+    assert_same_end(config, store, tmp_path / "straight", tmp_path / "run")
+
+
+@pytest.mark.parametrize("mode", ["sync", "semi_async", "exact_overlap"])
+def test_records_say_where_the_time_went_and_what_reads_saw(
+    mode: str, config: Config, store: Store, tmp_path: Path
+) -> None:
+    train(with_pipeline(sparse(config), mode=mode), store.path, tmp_path / "run")
+    records = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    training = [record for record in records if record["kind"] == "train"]
+    for record in training:
+        shares = [record[f"{name}_share"] for name in ("compute", "exposed_sparse", "exposed_dense", "idle")]
+        assert sum(shares) == pytest.approx(1.0) and min(shares) >= 0.0
+        assert record["exposed_sparse_share"] == record["exposed_dense_share"] == 0.0
+    assert max(record["staleness"] for record in training) == (1 if mode == "semi_async" else 0)
+    assert ("collision_rate" in training[0]) == (mode != "sync")
+    assert all(0.0 < record.get("collision_rate", 0.5) < 1.0 for record in metrics(tmp_path / "run"))
+    trace = json.loads((tmp_path / "run/timeline.json").read_text())["traceEvents"]
+    spans = [event for event in trace if event["ph"] == "X"]
+    stages = {event["name"] for event in spans}
+    assert {"embed", "dense", "update"} <= stages
+    assert (stages >= {"load", "exchange", "wait"}) == (mode != "sync")
+    assert all(event["dur"] >= 0 and event["ts"] >= 0 for event in spans)
+    assert {event["args"]["step"] for event in spans if event["name"] == "dense"} == set(range(40))
+
+
+def test_a_timeline_keeps_the_newest_spans() -> None:
+    timeline = Timeline()
+    for step in range(10_000):
+        with timeline.span("main", "dense", step):
+            pass
+    events = timeline.to_trace()["traceEvents"]
+    assert len(events) == 1 + 4096 and events[-1]["args"]["step"] == 9999
+    assert events[0]["args"]["name"] == "main"
+
+
+def test_a_depth_that_a_mode_cannot_have_is_refused() -> None:
+    with pytest.raises(UserError, match=r"pipeline\.depth 2 is too small for pipeline\.mode 'semi_async'.*set it to 3"):
+        PipelineConfig(mode="semi_async", staleness=2, depth=2).check()
+    with pytest.raises(UserError, match=r"pipeline\.staleness must be positive, got 0"):
+        PipelineConfig(staleness=0).check()
+    assert PipelineConfig().depth_on(1) == 1 and PipelineConfig().depth_on(2) == 6
+    assert PipelineConfig(mode="semi_async", staleness=9).depth_on(1) == 11
