@@ -114,8 +114,8 @@ def _arguments(
     functional: bool,
 ) -> tuple[list[Tensor | None], tuple[int, int, int], list[int]]:
     """What a kernel reads, the shape (heads, d, e), and the numbers that follow; keep the tensors until it has run."""
-    q, k, v = (None if x is None else packed_heads(x) for x in (q, k, v))
-    assert v is not None
+    q, k = (None if x is None else packed_heads(x) for x in (q, k))
+    v = packed_heads(v)
     others = (x.contiguous() for x in (offsets, query_times, key_times, position_weight, time_weight))
     boundaries = bucket_boundaries(0 if functional else time_weight.numel() - 1)
     d, q_stride = (0, 0) if q is None else (q.shape[2], q.stride(0))
