@@ -31,6 +31,7 @@ COMMANDS = {
     "prepare": "turn an interaction log into a prepared store",
     "inspect": "show what a prepared store holds",
     "train": "train a model on a prepared store",
+    "sweep": "train recipes over a grid of settings and compare the runs",
     "evaluate": "measure a trained run on its held-out items",
     "recommend": "write recommendations of a trained run",
     "report": "write a run as one self-contained HTML page",

@@ -20,6 +20,7 @@ SHAPES = [  # tokens, negatives, rows, width
     (40, 127, 5000, 33),
 ]
 
+
 def make_inputs(shape: tuple[int, int, int, int], seed: int = 0) -> dict[str, torch.Tensor]:
     num_tokens, num_negatives, num_rows, width = shape
     random = torch.Generator().manual_seed(seed)

@@ -1,0 +1,211 @@
+"""turbogr sweep: the grid, real runs that are resumed and repeated, and what is made of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.stores import draw_histories, write_store
+from turbogr.cli import main
+from turbogr.errors import UserError
+from turbogr.sweep import Comparison, cells_of, compare, parse_axis, runner
+from turbogr.sweep.results import Run
+
+RECIPE = """
+model: {name: sasrec, dim: 8, num_blocks: 1, num_heads: 1, max_len: 16}
+loss: {num_negatives: 4}
+data: {batch_size: 16, split: leave-two-out}
+evaluate: {metric: ndcg@10, every: 1}
+train: {epochs: 2, seed: 0, tensorboard: false, profile: false}
+"""
+
+
+def grid(*axes):
+    return [parse_axis(axis) for axis in axes]
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    path = tmp_path / "tiny.yaml"
+    path.write_text(RECIPE)
+    return path
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    path = tmp_path_factory.mktemp("sweep") / "store"
+    write_store(path, draw_histories(0, 60, 20, shortest=4), 20)
+    return path
+
+
+def test_the_last_axis_changes_fastest_and_names_are_short():
+    cells = cells_of(["a/hstu.yaml", "a/fuxi.yaml"], grid("model.dropout=0.1,0.2", "train.seed=0,1"))
+    assert [cell.name for cell in cells[:3]] == ["hstu/dropout=0.1,seed=0", "hstu/dropout=0.1,seed=1",
+                                                 "hstu/dropout=0.2,seed=0"]  # fmt: skip
+    assert len(cells) == 8 and cells[4].recipe.stem == "fuxi"
+    assert cells[1].overrides == ["model.dropout=0.1", "train.seed=1"]
+    assert cells[0].group == cells[1].group == ("hstu", "dropout=0.1") != cells[2].group
+
+
+def test_keys_that_end_alike_keep_their_sections():
+    (cell,) = cells_of(["r.yaml"], grid("model.name=hstu", "loss.name=full"))
+    assert cell.name == "r/model.name=hstu,loss.name=full"
+
+
+def test_a_recipe_alone_is_a_sweep_of_one():
+    (cell,) = cells_of(["r.yaml"], [])
+    assert (cell.name, cell.overrides) == ("r", [])
+
+
+def test_lists_among_the_values():
+    axis = parse_axis("optimizer.betas=[0.9, 0.98],[0.9, 0.999]")
+    assert axis.values == ("[0.9, 0.98]", "[0.9, 0.999]")
+    assert cells_of(["r.yaml"], [axis])[0].name == "r/betas=[0.9,0.98]"
+
+
+@pytest.mark.parametrize(
+    ("axes", "words"),
+    [
+        (["train.seed"], "section.key=value,value"),
+        (["=1,2"], "section.key=value,value"),
+        (["train.seed="], "section.key=value,value"),
+        (["train.seed=1,1"], "1 stands there more than once"),
+        (["train.seed=[1"], "cannot read the values"),
+        (["train.seed=1", "train.seed=2"], "names 'train.seed' twice"),
+    ],
+)
+def test_a_grid_that_makes_no_sense(axes, words):
+    with pytest.raises(UserError, match=words.replace("[", r"\[")):
+        cells_of(["r.yaml"], grid(*axes))
+
+
+def test_recipes_of_one_name():
+    with pytest.raises(UserError, match="two recipes are named 'hstu'"):
+        cells_of(["a/hstu.yaml", "b/hstu.yaml"], [])
+
+
+def sweep(recipe, data, out, *more):
+    return main(["sweep", str(recipe), "--data", str(data), "--out", str(out), *more])
+
+
+def test_a_sweep_compares_and_runs_nothing_twice(recipe, data, tmp_path, capsys):
+    out = tmp_path / "sweep"
+    assert sweep(recipe, data, out, "--grid", "train.seed=0,1", "--jobs", "2") == 0
+    shown = capsys.readouterr().out
+    assert "[2/2]" in shown and "ndcg@10" in shown and "±" in shown and "protocol:" in shown
+    record = json.loads((out / "sweep.json").read_text())
+    assert record["metric"] == "ndcg@10" and len(record["runs"]) == 2
+    for run in record["runs"]:
+        summary = json.loads((out / run["name"] / "summary.json").read_text())
+        assert run["metrics"]["ndcg@10"] == summary["metrics"]["ndcg@10"]
+        assert run["curve"]["epoch"] == [1.0, 2.0]
+    assert (out / "sweep.svg").read_text().startswith("<svg")
+    times = {path: path.stat().st_mtime_ns for path in out.glob("tiny/*/summary.json")}
+
+    assert sweep(recipe, data, out, "--grid", "train.seed=0,1,2", "--dry-run") == 0
+    assert capsys.readouterr().out.count("to do") == 1
+    assert sweep(recipe, data, out, "--grid", "train.seed=0,1,2") == 0
+    assert "2 of 3 runs are finished already" in capsys.readouterr().out
+    assert {path: path.stat().st_mtime_ns for path in times} == times
+    assert len(json.loads((out / "sweep.json").read_text())["runs"]) == 3
+
+    metrics = out / "tiny" / "seed=0" / "metrics.jsonl"
+    last = [line for line in metrics.read_text().splitlines() if '"eval"' in line][-1]
+    metrics.write_text(metrics.read_text() + last + "\n" + last[:40])  # evaluated again, then killed within a line
+    comparison = compare(cells_of([recipe], grid("train.seed=0")), out)
+    assert comparison is not None and comparison.runs[0].curve["epoch"] == [1.0, 2.0]
+
+
+def test_a_signal_reaches_the_runs_and_the_next_start_resumes(recipe, data, tmp_path):
+    out = tmp_path / "sweep"
+    arguments = ["sweep", str(recipe), "--data", str(data), "--out", str(out), "--set", "train.epochs=100000"]
+    process = subprocess.Popen([sys.executable, "-m", "turbogr", *arguments], stderr=subprocess.PIPE, text=True)
+    metrics = out / "tiny" / "metrics.jsonl"
+    for _ in range(1200):
+        if metrics.exists() and '"eval"' in metrics.read_text():
+            break
+        time.sleep(0.1)
+    os.kill(process.pid, signal.SIGTERM)
+    _, told = process.communicate(timeout=120)
+    assert process.returncode == 143 and "go on with: turbogr sweep" in told
+    assert json.loads((out / "tiny" / "run.json").read_text())["status"] == "interrupted"
+    record = json.loads((out / "sweep.json").read_text())
+    assert record["runs"][0]["finished"] is False
+    done = int(record["runs"][0]["curve"]["epoch"][-1])
+    assert sweep(recipe, data, out, "--set", f"train.epochs={done + 1}") == 0
+    assert json.loads((out / "sweep.json").read_text())["runs"][0]["finished"] is True
+
+
+TRAINER = """
+import json, pathlib, sys
+options = dict(zip(sys.argv[2::2], sys.argv[3::2]))
+run = pathlib.Path(options["--out"])
+if run.is_file():
+    sys.exit(f"turbogr: {run} is a file")
+run.mkdir(parents=True, exist_ok=True)
+with (run / "calls").open("a") as calls:
+    calls.write(" ".join(sys.argv[1:]) + "\\n")
+"""
+
+
+@pytest.fixture
+def quick_trainer(tmp_path, monkeypatch):
+    """A program in the place of `turbogr train` that only notes its arguments."""
+    program = tmp_path / "trainer.py"
+    program.write_text(TRAINER)
+    monkeypatch.setattr(runner, "TRAIN", [sys.executable, str(program)])
+
+
+@pytest.mark.usefixtures("quick_trainer")
+def test_a_run_that_fails_leaves_the_others_alone_and_is_tried_again(recipe, data, tmp_path, capsys):
+    out = tmp_path / "sweep"
+    blocked = out / "tiny" / "seed=0"
+    blocked.parent.mkdir(parents=True)
+    blocked.write_text("a file where the run's folder should be")
+    assert sweep(recipe, data, out, "--grid", "train.seed=0,1") == 1
+    assert f"tiny/seed=0 failed: turbogr: {blocked} is a file" in capsys.readouterr().err
+    assert (out / "tiny" / "seed=1" / "calls").exists()
+    blocked.unlink()
+    assert sweep(recipe, data, out, "--grid", "train.seed=0,1") == 0
+
+
+@pytest.mark.usefixtures("quick_trainer")
+def test_every_run_gets_its_settings(recipe, data, tmp_path):
+    out = tmp_path / "sweep"
+    assert sweep(recipe, data, out, "--grid", "train.seed=5", "--set", "train.epochs=7") == 0
+    (call,) = (out / "tiny" / "seed=5" / "calls").read_text().splitlines()
+    assert "--resume" in call and call.endswith("--set train.epochs=7 --set train.seed=5")
+
+
+def test_a_wrong_setting_is_told_before_anything_runs(recipe, data, tmp_path, capsys):
+    assert sweep(recipe, data, tmp_path / "sweep", "--grid", "model.dropout=0.1,2.0") == 2
+    assert "dropout" in capsys.readouterr().err
+    assert sweep(recipe, data, tmp_path / "sweep", "--jobs", "0") == 2
+    assert "--jobs is 0" in capsys.readouterr().err
+    assert not (tmp_path / "sweep").exists()
+
+
+def run_of(name, group, values, finished=True):
+    curve = {"epoch": [1.0, 2.0, 3.0][: len(values)], "hr@10": values}
+    return Run(name, group, finished, {"hr@10": max(values)}, None, curve)
+
+
+def test_the_table_has_mean_and_spread_and_says_what_is_open():
+    runs = [
+        run_of("a/seed=0", ("a", ""), [0.1, 0.3, 0.2]),
+        run_of("a/seed=1", ("a", ""), [0.1, 0.5], finished=False),
+        run_of("b/seed=0", ("b", ""), [0.4]),
+    ]
+    table = Comparison("hr@10", runs).table()
+    assert table.columns == ["recipe", "runs", "best epoch", "hr@10"]
+    assert table.rows == [["a", "2 (1 not finished)", "2 ± 0", "0.4000 ± 0.1414"], ["b", "1", "1", "0.4000"]]
+
+
+def test_nothing_to_compare(tmp_path):
+    assert compare(cells_of(["r.yaml"], []), tmp_path) is None

@@ -1,0 +1,72 @@
+"""`turbogr sweep`: recipes times a grid of settings become many runs, a table and a plot."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+from pathlib import Path
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = subparsers.add_parser(
+        "sweep",
+        help="train recipes over a grid of settings and compare the runs",
+        description="Train every recipe with every combination of the grid's values and compare them: a table with the "
+        "spread between seeds, and curves. Start it again with the same --out to go on after an interruption, to try "
+        "failed runs again or to add values: what is finished stays.",
+    )
+    parser.add_argument("recipes", nargs="+", metavar="RECIPE", help="YAML file")
+    parser.add_argument("--data", required=True, metavar="DIR", help="store written by `turbogr prepare`")
+    parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="folder of all the runs")
+    parser.add_argument(
+        "--grid",
+        action="append",
+        default=[],
+        metavar="SECTION.KEY=VALUE,...",
+        help="values of one setting, e.g. --grid train.seed=0,1,2; may be repeated for other settings",
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        dest="overrides",
+        metavar="SECTION.KEY=VALUE",
+        help="change one value of every run; may be repeated",
+    )
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="how many runs at a time (default: 1)")
+    parser.add_argument("--dry-run", action="store_true", help="check everything, list the runs and start none")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command; return its exit status."""
+    from turbogr.files import replace_text
+    from turbogr.sweep import cells_of, check, compare, parse_axis, sweep
+
+    cells = cells_of(args.recipes, [parse_axis(axis) for axis in args.grid])
+    if args.dry_run:
+        waiting = check(cells, Path(args.data), args.out, args.overrides)
+        print("\n".join(f"{cell.name}  {'to do' if cell in waiting else 'finished'}" for cell in cells))
+        return 0
+    outcome = sweep(cells, Path(args.data), args.out, overrides=args.overrides, jobs=args.jobs)
+    comparison = compare(cells, args.out)
+    if comparison is not None:
+        record = {"command": _command(), **comparison.record()}
+        replace_text(args.out / "sweep.json", json.dumps(record, indent=1, allow_nan=False) + "\n")
+        replace_text(args.out / "sweep.svg", comparison.plot())
+        print(f"\n{comparison.table().text()}\n")
+        for protocol in record["protocols"]:
+            print(f"protocol: {protocol}")
+        print(f"record  {args.out / 'sweep.json'}\nplot    {args.out / 'sweep.svg'}")
+    if outcome.signal is not None:
+        print(f"interrupted; go on with: {_command()}", file=sys.stderr)
+        return 128 + int(outcome.signal)
+    for name, said in outcome.failed.items():
+        print(f"{name} failed: {said}", file=sys.stderr)
+    return 1 if outcome.failed else 0
+
+
+def _command() -> str:
+    return shlex.join(["turbogr", *sys.argv[1:]])

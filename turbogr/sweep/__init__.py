@@ -1,0 +1,7 @@
+"""Many runs of recipes over a grid of settings: start them, go on after an interruption, compare what came out."""
+
+from turbogr.sweep.grid import Cell, cells_of, parse_axis
+from turbogr.sweep.results import Comparison, compare
+from turbogr.sweep.runner import check, sweep
+
+__all__ = ["Cell", "Comparison", "cells_of", "check", "compare", "parse_axis", "sweep"]

@@ -1,0 +1,151 @@
+"""What the runs of a sweep are worth: a table over repetitions with their spread, and the curves.
+
+A finished run counts with the test metrics of its best checkpoint (its summary.json); one that is not finished with its
+best evaluation so far, and the table says how far it has come. Runs that differ only in `train.seed` are repetitions:
+their mean is given with the standard deviation between them.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from turbogr.bench.record import Table
+from turbogr.config import load_config
+from turbogr.report.charts import Axis, Series, line_chart
+from turbogr.sweep.grid import Cell
+from turbogr.train.summary import SUMMARY
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run: its metrics, and its curve as a list of values by name of the metric, beside `epoch`."""
+
+    name: str
+    group: tuple[str, str]
+    finished: bool
+    metrics: dict[str, float]
+    protocol: str | None
+    curve: dict[str, list[float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The runs of a sweep that have been evaluated at least once, compared by `metric`."""
+
+    metric: str
+    runs: Sequence[Run]
+
+    def groups(self) -> dict[tuple[str, str], list[Run]]:
+        """Runs by recipe and settings other than the seed, in the order of the sweep."""
+        groups: dict[tuple[str, str], list[Run]] = {}
+        for run in self.runs:
+            groups.setdefault(run.group, []).append(run)
+        return groups
+
+    def table(self) -> Table:
+        """Mean and spread of every metric that all runs have, a line for each group."""
+        names = [name for name in self.runs[0].metrics if all(name in run.metrics for run in self.runs)]
+        settings = any(label for _, label in self.groups())
+        rows = []
+        for (recipe, label), runs in self.groups().items():
+            open_runs = sum(not run.finished for run in runs)
+            count = f"{len(runs)}" + (f" ({open_runs} not finished)" if open_runs else "")
+            epochs = _mean_and_spread([_best_epoch(run, self.metric) for run in runs], digits=0)
+            cells = [_mean_and_spread([run.metrics[name] for run in runs]) for name in names]
+            rows.append([recipe, *([label or "-"] if settings else []), count, epochs, *cells])
+        columns = ["recipe", *(["settings"] if settings else []), "runs", "best epoch", *names]
+        return Table("Mean over runs ± standard deviation between them", columns, rows)
+
+    def plot(self) -> str:
+        """The metric by epoch, a line for each group with the range of its runs as a band."""
+        series = []
+        for group, runs in self.groups().items():
+            epochs = _common([run.curve["epoch"] for run in runs])
+            columns = [dict(zip(run.curve["epoch"], run.curve[self.metric], strict=True)) for run in runs]
+            values = [[column[epoch] for column in columns] for epoch in epochs]
+            low, high = ([min(at) for at in values], [max(at) for at in values]) if len(runs) > 1 else (None, None)
+            name = " ".join(part for part in group if part)
+            series.append(Series(name, epochs, [statistics.fmean(at) for at in values], low, high))
+        return line_chart(series, title=f"{self.metric} by epoch", x=Axis("epoch"), y=Axis(self.metric))
+
+    def record(self) -> dict[str, Any]:
+        """All of it, for programs."""
+        return {
+            "metric": self.metric,
+            "protocols": sorted({run.protocol for run in self.runs if run.protocol}),
+            "runs": [
+                {
+                    "name": run.name,
+                    "recipe": run.group[0],
+                    "settings": run.group[1],
+                    "finished": run.finished,
+                    "best_epoch": _best_epoch(run, self.metric),
+                    "metrics": run.metrics,
+                    "curve": run.curve,
+                }
+                for run in self.runs
+            ],
+        }
+
+
+def compare(cells: Sequence[Cell], out: Path) -> Comparison | None:
+    """Read the runs of a sweep; None when none has been evaluated yet."""
+    metric = None
+    runs = []
+    for cell in cells:
+        folder = out / cell.name
+        if not (folder / "metrics.jsonl").exists():
+            continue
+        metric = metric or load_config(folder / "config.yaml").evaluate.metric
+        run = _read(cell, folder, metric)
+        if run is not None:
+            runs.append(run)
+    return Comparison(metric, runs) if metric and runs else None
+
+
+def _read(cell: Cell, folder: Path, metric: str) -> Run | None:
+    evaluations = [record for record in _records(folder / "metrics.jsonl") if metric in record]
+    if not evaluations:
+        return None
+    names = [name for name in evaluations[0] if "@" in name or name == "mrr"]
+    curve = {name: [round(float(record[name]), 6) for record in evaluations] for name in ("epoch", *names)}
+    if (folder / SUMMARY).exists():
+        summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+        metrics = {name: summary["metrics"][name] for name in names if name in summary["metrics"]}
+        protocol = str(summary["protocol"]).rpartition(";")[0]
+        return Run(cell.name, cell.group, True, metrics, protocol, curve)
+    best = max(evaluations, key=lambda record: record[metric])
+    return Run(cell.name, cell.group, False, {name: best[name] for name in names}, None, curve)
+
+
+def _records(path: Path) -> Iterable[Mapping[str, Any]]:
+    """Evaluations in the order of steps; a resumed run may have repeated one, and a killed one left half a line."""
+    by_step: dict[int, Mapping[str, Any]] = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if record.get("kind") == "eval":
+            by_step[record["step"]] = record
+    return [by_step[step] for step in sorted(by_step)]
+
+
+def _best_epoch(run: Run, metric: str) -> float:
+    values = run.curve[metric]
+    return run.curve["epoch"][values.index(max(values))]
+
+
+def _common(epochs: Sequence[Sequence[float]]) -> list[float]:
+    """Epochs at which all runs were evaluated."""
+    return sorted(set(epochs[0]).intersection(*epochs[1:]))
+
+
+def _mean_and_spread(values: Sequence[float], digits: int = 4) -> str:
+    mean = f"{statistics.fmean(values):.{digits}f}"
+    return mean if len(values) < 2 else f"{mean} ± {statistics.stdev(values):.{digits}f}"

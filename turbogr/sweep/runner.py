@@ -1,0 +1,141 @@
+"""Runs of a sweep as processes of their own, a few at a time; what is finished is not run again.
+
+A run that fails does not stop the others: its last words are kept, and the next start of the sweep tries it again. The
+first Ctrl-C or SIGTERM is passed on to the runs, which write their checkpoints and end; the next start resumes them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from signal import Signals
+
+from turbogr.config import Config, load_config
+from turbogr.data.store import Store
+from turbogr.errors import UserError
+from turbogr.machine import usable_cores
+from turbogr.sweep.grid import Cell
+from turbogr.train.checkpoint import read_run_record
+from turbogr.train.run import resolve_against
+from turbogr.train.stopping import StopRequest
+from turbogr.train.summary import SUMMARY
+
+LOGS = "logs"
+TRAIN = [sys.executable, "-m", "turbogr", "train"]
+
+_POLL_SECONDS = 0.2
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of the runs: names of those that failed, with their last line; the signal that stopped the sweep."""
+
+    failed: dict[str, str]
+    signal: Signals | None
+
+
+def sweep(
+    cells: Sequence[Cell],
+    data: Path,
+    out: Path,
+    *,
+    overrides: Sequence[str] = (),
+    jobs: int = 1,
+    tell: Callable[[str], None] = print,
+) -> Outcome:
+    """Train every cell into `out/<name of the cell>`, `jobs` at a time; the cores are divided among them.
+
+    Raises:
+        UserError: a recipe, setting or store that cannot be trained; all are read before the first run starts.
+    """
+    if jobs < 1:
+        raise UserError(f"--jobs is {jobs}; give at least 1")
+    waiting = check(cells, data, out, overrides)
+    skipped = len(cells) - len(waiting)
+    if skipped:
+        tell(f"{skipped} of {len(cells)} runs are finished already")
+    (out / LOGS).mkdir(parents=True, exist_ok=True)
+    running: list[_Run] = []
+    failed: dict[str, str] = {}
+    number = skipped
+    with StopRequest() as stop:
+        passed_on = False
+        while running or (waiting and not stop):
+            while waiting and len(running) < jobs and not stop:
+                number += 1
+                run = _Run(waiting.pop(0), data, out, overrides, jobs)
+                tell(f"[{number}/{len(cells)}] {run.cell.name}  starts; its output goes to {run.log}")
+                running.append(run)
+            if stop.signal is not None and not passed_on:
+                passed_on = True
+                for run in running:
+                    run.process.send_signal(stop.signal)
+                tell(f"stopping: {len(running)} runs write their checkpoints")
+            for run in [run for run in running if run.process.poll() is not None]:
+                running.remove(run)
+                if run.process.returncode and not stop:
+                    failed[run.cell.name] = run.last_line()
+                    tell(f"{run.cell.name}  failed: {failed[run.cell.name]}")
+                elif not stop:
+                    tell(f"{run.cell.name}  done in {run.minutes():.1f} min: {run.last_line()}")
+            time.sleep(_POLL_SECONDS)
+    return Outcome(failed, stop.signal)
+
+
+class _Run:
+    def __init__(self, cell: Cell, data: Path, out: Path, overrides: Sequence[str], jobs: int) -> None:
+        self.cell = cell
+        self.log = out / LOGS / f"{cell.name.replace('/', '-')}.log"
+        self._started = time.monotonic()
+        command = [*TRAIN, str(cell.recipe), "--data", str(data)]
+        command += ["--out", str(out / cell.name), "--resume"]
+        command += [part for override in (*overrides, *cell.overrides) for part in ("--set", override)]
+        threads = {"OMP_NUM_THREADS": str(max(1, usable_cores() // jobs))} if jobs > 1 else {}
+        with self.log.open("ab") as log:
+            # In a session of its own: Ctrl-C in a terminal reaches it through us, once.
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**threads, **os.environ},
+                start_new_session=True,
+            )
+
+    def minutes(self) -> float:
+        return (time.monotonic() - self._started) / 60
+
+    def last_line(self) -> str:
+        """The last line of the log, else how the process ended."""
+        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
+        said = [line.strip() for line in lines if line.strip()]
+        return said[-1] if said else f"ended with status {self.process.returncode} and no word"
+
+
+def check(cells: Sequence[Cell], data: Path, out: Path, overrides: Sequence[str] = ()) -> list[Cell]:
+    """Read every recipe with its settings against the store; return the cells that are not finished with them.
+
+    Raises:
+        UserError: a recipe, setting or store that cannot be trained.
+    """
+    store = Store.open(data)
+    waiting = []
+    for cell in cells:
+        config = resolve_against(load_config(cell.recipe, [*overrides, *cell.overrides]), store)
+        if not _is_finished(out / cell.name, config):
+            waiting.append(cell)
+    return waiting
+
+
+def _is_finished(run: Path, config: Config) -> bool:
+    """Whether a run has come to its end with this config; what may change in a run and what not, it knows itself."""
+    if not (run / SUMMARY).exists() or read_run_record(run)["status"] in ("running", "interrupted", "failed"):
+        return False
+    before = load_config(run / "config.yaml")
+    return before == dataclasses.replace(config, parallel=before.parallel)
