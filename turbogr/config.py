@@ -228,7 +228,8 @@ class ParallelConfig:
     `groups` × `members` is the number of ranks: each group holds the whole item table, sharded over its members. Unset
     follows from the topology: the ranks of one machine form a group, or those of as few machines as hold the table.
     `wire` is the precision in which item vectors and their gradients travel. Every `check_every` steps copies of the
-    same weights are compared (unset: never).
+    same weights are compared (unset: never). A rank that shows no sign of life for `timeout` seconds, because its
+    process is stopped or its machine is gone, is named and ends the job (unset: never); one that dies does so at once.
 
     `balance` says how ranks share the sequences of a batch: `none` equally many each, `token-budget` (with
     `data.batch_tokens`) equally many tokens, `reallocate` equal cost; `auto` chooses by the lengths. It changes the
@@ -240,12 +241,13 @@ class ParallelConfig:
     members: int | None = None
     wire: Literal["fp32", "fp16", "bf16"] = "fp32"
     check_every: int | None = 100
+    timeout: float | None = 60.0
     balance: Literal["auto", "none", "token-budget", "reallocate"] = "auto"
     cost: tuple[float, float] | None = None
     speeds: tuple[float, ...] | None = None
 
     def check(self) -> None:
-        _positive(self, "groups", "members", "check_every")
+        _positive(self, "groups", "members", "check_every", "timeout")
         if self.cost is not None and not (min(self.cost) >= 0 and max(self.cost) > 0):
             raise UserError(
                 f"parallel.cost must be two numbers [a, b], not negative and not both 0, got {list(self.cost)}"

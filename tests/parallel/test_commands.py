@@ -73,7 +73,9 @@ def _ranks_of(launcher: int) -> dict[int, int]:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="finds the ranks through /proc")
-def test_signals_reach_all_ranks_and_a_killed_rank_is_named(store_path: Path, tmp_path: Path) -> None:
+def test_signals_reach_all_ranks_and_one_that_is_killed_or_hangs_is_named(
+    store_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     out = tmp_path / "run"
     process = _start_endless(store_path, out)
     ranks = _ranks_of(process.pid)
@@ -89,12 +91,24 @@ def test_signals_reach_all_ranks_and_a_killed_rank_is_named(store_path: Path, tm
 
     process = _start_endless(store_path, out, "--resume")
     asked = time.monotonic()
-    os.kill(_ranks_of(process.pid)[1], signal.SIGKILL)
+    dying = _ranks_of(process.pid)[1]
+    os.kill(dying, signal.SIGKILL)
     _, told = process.communicate(timeout=60)
     assert time.monotonic() - asked < 30
     assert process.returncode == 2, told
     assert "rank 1 of 2 died with SIGKILL" in told and "Traceback" not in told
-    assert "rank 0 lost contact with another rank" in told
+    assert f"rank 0 lost contact with another rank: rank 1 (process {dying} on" in told
+
+    monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "1")
+    process = _start_endless(store_path, out, "--resume", "--set", "parallel.timeout=3")
+    asked = time.monotonic()
+    hanging = _ranks_of(process.pid)[1]
+    os.kill(hanging, signal.SIGSTOP)
+    _, told = process.communicate(timeout=60)
+    assert 3 < time.monotonic() - asked < 40
+    assert process.returncode == 2, told
+    assert f"rank 1 (process {hanging} on" in told and "no sign of life for 3 s" in told and "--resume" in told
+    assert "Traceback" not in told
 
 
 def test_torchrun_starts_a_job_again_from_its_last_checkpoint(

@@ -22,12 +22,16 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from turbogr.errors import RankLost, ToldElsewhere, UserError
+from turbogr.parallel.pulse import Pulse
 
 _T = TypeVar("_T")
 
 _STOP_KEY, _LAST_WORDS_KEY = "stop", "last-words-"
 _STOP_POLL_SECONDS = 0.5
+_PATIENCE_SECONDS = 60.0
 _START_POLL_SECONDS = 0.05
+
+_pulse: Pulse | None = None
 
 
 @dataclass(frozen=True)
@@ -152,9 +156,9 @@ def is_restarted() -> bool:
 def joined(timeout: float = 1800.0, start_timeout: float = 300.0) -> Iterator[World]:
     """Connect to the other ranks for the time of the `with` block, as the environment of torchrun says.
 
-    `timeout` is how many seconds a rank waits for an answer of another one before it gives up, `start_timeout` how many
-    it waits for all to come. Without other ranks nothing happens. A process group that the caller has made is used and
-    left alone.
+    `timeout` is how many seconds a rank waits for an answer of another one that lives before it gives up,
+    `start_timeout` how many it waits for all to come. `set_patience` says how long one may show no sign of life.
+    Without other ranks nothing happens. A process group that the caller has made is used and left alone.
 
     Raises:
         UserError: the ranks do not find each other; it says which are missing.
@@ -175,10 +179,25 @@ def joined(timeout: float = 1800.0, start_timeout: float = 300.0) -> Iterator[Wo
         yield world
     finally:
         if ours:
+            _end_pulse()
             dist.destroy_process_group()
 
 
+def set_patience(seconds: float | None) -> None:
+    """Let this rank end the job when another shows no sign of life for so long; None: never."""
+    if _pulse is not None:
+        _pulse.seconds = seconds
+
+
+def _end_pulse() -> None:
+    global _pulse
+    if _pulse is not None:
+        _pulse.stop()
+        _pulse = None
+
+
 def _initialise(timeout: float, start_timeout: float) -> None:
+    global _pulse
     accelerator = torch.accelerator.current_accelerator()
     backend = "gloo"
     if accelerator is not None:
@@ -187,9 +206,12 @@ def _initialise(timeout: float, start_timeout: float) -> None:
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         # A job that torchrun starts again meets the store of its last life, with addresses of ranks that are gone.
         life = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        store = PrefixStore(f"turbogr/{life}", _open_store(rank, start_timeout))
+        keeps_store = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+        store = PrefixStore(f"turbogr/{life}", _open_store(keeps_store, start_timeout))
         _wait_for_all(store, rank, size, start_timeout)
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout))
+        _pulse = Pulse(PrefixStore(f"pulse/{life}", _open_store(False, start_timeout)), rank, size, _PATIENCE_SECONDS)
+        _pulse.start()
     except (RuntimeError, ValueError, KeyError) as error:
         if isinstance(error, UserError):
             raise
@@ -199,12 +221,12 @@ def _initialise(timeout: float, start_timeout: float) -> None:
         ) from error
 
 
-def _open_store(rank: int, seconds: float) -> Store:
-    """Connect to the store of the job, which torchrun's agent keeps, or else rank 0."""
+def _open_store(keep: bool, seconds: float) -> Store:
+    """Connect to the store of the job, which torchrun's agent keeps, or else rank 0: it calls with `keep` first."""
     return dist.TCPStore(  # type: ignore[attr-defined, no-any-return]
         os.environ["MASTER_ADDR"],
         int(os.environ["MASTER_PORT"]),
-        is_master=rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True",
+        is_master=keep,
         timeout=timedelta(seconds=seconds),
         wait_for_workers=False,
     )
@@ -244,15 +266,31 @@ def seconds_in_contact(purpose: str) -> float:
 def contact(purpose: str = "agreement") -> Iterator[None]:
     """Turn what a broken connection raises inside the block into RankLost; its time counts for the purpose."""
     started = time.perf_counter()
+    if _pulse is not None:
+        _pulse.count_call()
     try:
         yield
         _waits.seconds[purpose] = seconds_in_contact(purpose) + time.perf_counter() - started
     except RuntimeError as error:
-        words = _words_left() or f"{_first_line(error)}. Find the rank that ended first and why"
         raise RankLost(
-            f"rank {dist.get_rank()} lost contact with another rank: {words}. The run continues from its last "
-            "checkpoint with --resume"
+            f"rank {dist.get_rank()} lost contact with another rank: {_why_lost(error)}. The run continues from its "
+            "last checkpoint with --resume"
         ) from error
+
+
+def _why_lost(error: RuntimeError) -> str:
+    """Find out who is missing: what ranks have said, or who is silent, or who has not come."""
+    told = _words_left()
+    if told or _pulse is None:
+        return told or f"{_first_line(error)}. Find the rank that ended first and why"
+    gone = _pulse.gone()
+    if told := _words_left():
+        return told
+    if gone:
+        return f"{gone} has died, or was stopped, without a word"
+    behind = _pulse.behind()
+    who = f"{behind} has not come to where this one waits" if behind else "Find the rank that ended first and why"
+    return f"{_first_line(error)}. {who}"
 
 
 def _leave_word(rank: int, text: str) -> None:

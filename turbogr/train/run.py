@@ -28,7 +28,7 @@ from turbogr.evaluate.evaluator import Interrupted
 from turbogr.files import replace_text
 from turbogr.parallel.agreement import check_same_start
 from turbogr.parallel.mesh import Mesh, MeshSize, choose_mesh
-from turbogr.parallel.world import World, is_restarted, joined
+from turbogr.parallel.world import World, is_restarted, joined, set_patience
 from turbogr.train.calibration import with_measured_cost
 from turbogr.train.checkpoint import read_run_record
 from turbogr.train.stopping import AgreedStop
@@ -86,6 +86,7 @@ def train(
                 "--init-from": start.record["init_from"],
             },
         )
+        set_patience(start.config.parallel.timeout)
         trainer, environment = _build(start, world)
         if start.warm_start is not None:
             start.warm_start.apply(trainer.model, trainer.table)
