@@ -16,6 +16,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from turbogr.errors import UserError
 from turbogr.machine import usable_cores
+from turbogr.parallel.pulse import ENDED_STATUS
 from turbogr.parallel.world import is_one_of_many
 
 _SHUTDOWN_SECONDS = 120  # for the checkpoint that an interrupted run writes
@@ -42,15 +43,6 @@ def launch(arguments: Sequence[str], ranks: int) -> int:
     Raises:
         UserError: a rank was killed; the message names it.
     """
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=ranks,
-        run_id=str(uuid.uuid4()),
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        max_restarts=0,
-    )
     # The agent's own account of a failure is for its developers; ours follows from the exception.
     logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
@@ -60,6 +52,15 @@ def launch(arguments: Sequence[str], ranks: int) -> int:
         "TORCH_CPP_LOG_LEVEL": "ERROR",
     }
     with _environment(settings):
+        config = LaunchConfig(  # which reads the environment
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=ranks,
+            run_id=str(uuid.uuid4()),
+            rdzv_backend="c10d",
+            rdzv_endpoint="localhost:0",
+            max_restarts=0,
+        )
         try:
             elastic_launch(config, sys.executable)("-m", "turbogr", *arguments)
         except SignalException as stopped:
@@ -75,6 +76,9 @@ def explain(failures: Mapping[int, ProcessFailure], ranks: int) -> int:
     Raises:
         UserError: a rank was killed by a signal that is not the agent's own.
     """
+    # A rank that hangs does not hear the agent's SIGTERM, so the agent kills it; the others have told already.
+    if any(failure.exitcode == ENDED_STATUS for failure in failures.values()):
+        return 2
     # Ranks that lost contact end with an error too: a rank that was killed comes first, whenever it was noticed.
     for rank, failure in failures.items():
         if failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM:

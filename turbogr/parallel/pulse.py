@@ -21,6 +21,8 @@ _BEAT_SECONDS = 1.0
 _MISSED = 4  # beats that a rank which lives does not miss
 _DONE = "done"
 
+ENDED_STATUS = 75  # of a process that ended because another rank was silent
+
 
 class Pulse:
     """The beats of rank `rank` of `size`; `store` must be a connection that nothing else waits on.
@@ -123,4 +125,4 @@ def _end_process(message: str) -> None:
     if message:
         told = f"turbogr: error: {message}. The run continues from its last checkpoint with --resume"
         print(told, file=sys.stderr, flush=True)
-    os._exit(2)
+    os._exit(ENDED_STATUS)
