@@ -100,16 +100,90 @@ class ModelConfig:
         return max(1, round(self.ffn_multiplier * self.dim))
 
 
+HARD_DELAY = 64
+"""Steps after which lists of hard negatives come into use, so that batches may be drawn so many steps ahead."""
+
+
 @dataclass(frozen=True)
 class LossConfig:
-    """Sampled softmax over unit vectors."""
+    """Sampled softmax over unit vectors, against `num_negatives` items drawn for every position.
+
+    `popularity` draws an item by its number of training events to the power `popularity_exponent`, `in-batch` the
+    targets of other positions; both are corrected for by log Q. A `mixture` takes `shares` of uniform, popularity,
+    in-batch and hard, which add up to 1; hard are the `hard_size` items closest to the target, looked up every
+    `hard_every` steps and used from 64 steps later.
+
+    With `expansion` k each position counts k · num_negatives. `sharing: group` lets k consecutive positions draw that
+    many together, `positions` adds negatives of the sequence's other positions, `logits` adds those positions' logits.
+
+    `precision` is that of the negatives' vectors. `segment_mb` computes the loss in segments that hold at most so many
+    megabytes of vectors (unset: in one piece).
+    """
 
     num_negatives: int = 128
     temperature: float = 0.05
-    sampler: Literal["uniform"] = "uniform"
+    sampler: Literal["uniform", "popularity", "in-batch", "mixture"] = "uniform"
+    popularity_exponent: float = 0.75
+    shares: tuple[float, float, float, float] | None = None
+    hard_size: int = 64
+    hard_every: int = 1000
+    expansion: int = 1
+    sharing: Literal["group", "positions", "logits"] = "group"
+    precision: Literal["fp32", "fp16", "int8"] = "fp32"
+    segment_mb: float | None = None
 
     def check(self) -> None:
-        _positive(self, "num_negatives", "temperature")
+        _positive(self, "num_negatives", "temperature", "hard_size", "hard_every", "expansion", "segment_mb")
+        _between(self, 0.0, math.inf, "popularity_exponent")
+        _between(self, HARD_DELAY, math.inf, "hard_every")
+        self._check_shares()
+        if self.expansion == 1 and self.sharing != "group":
+            raise UserError(
+                f"loss.sharing '{self.sharing}' does nothing at loss.expansion 1; set loss.expansion=2 or more"
+            )
+        if self.sharing == "logits" and self.segment_mb is not None:
+            raise UserError(
+                "loss.sharing 'logits' keeps all logits of a batch and cannot be computed in segments; "
+                "unset loss.segment_mb, or use loss.sharing=group"
+            )
+
+    def _check_shares(self) -> None:
+        if (self.shares is None) == (self.sampler == "mixture"):
+            raise UserError(
+                "loss.sampler 'mixture' needs loss.shares, of uniform, popularity, in-batch and hard; "
+                "set e.g. loss.shares=[0.5,0.5,0,0]"
+                if self.shares is None
+                else f"loss.shares {list(self.shares)} need loss.sampler=mixture, got '{self.sampler}'"
+            )
+        if self.shares is None:
+            return
+        if min(self.shares) < 0 or abs(sum(self.shares) - 1) > 1e-6:
+            raise UserError(f"loss.shares must not be negative and must add up to 1, got {list(self.shares)}")
+        if self.shares[3] > 1 - 1e-6:
+            raise UserError("loss.shares has hard negatives alone, which teach nothing of all other items; add uniform")
+        for name, share in self.parts():
+            if 0 < share * self.num_negatives < 1:
+                raise UserError(
+                    f"loss.shares gives {name} {share:g} of {self.num_negatives} negatives, less than one; "
+                    "raise the share or loss.num_negatives, or set the share to 0"
+                )
+
+    def parts(self) -> list[tuple[str, float]]:
+        """The shares of a mixture by the sampler's name."""
+        return list(zip(("uniform", "popularity", "in-batch", "hard"), self.shares or (), strict=False))
+
+    def has_hard(self) -> bool:
+        """Whether some negatives are hard."""
+        return self.shares is not None and self.shares[3] > 0
+
+    def draws_from_batch(self) -> bool:
+        """Whether some negatives are other positions' targets."""
+        return self.sampler == "in-batch" or (self.shares is not None and self.shares[2] > 0)
+
+    @property
+    def num_scored(self) -> int:
+        """Negatives that a position is scored against."""
+        return self.num_negatives * (1 if self.sharing == "logits" else self.expansion)
 
 
 @dataclass(frozen=True)
@@ -303,6 +377,11 @@ class Config:
         """Raise UserError for values that make no sense, alone or together."""
         for section in dataclasses.fields(self):
             getattr(self, section.name).check()
+        if self.loss.has_hard() and (self.pipeline.depth or 0) > HARD_DELAY:
+            raise UserError(
+                f"pipeline.depth {self.pipeline.depth} draws batches earlier than hard negatives are known; "
+                f"set it to {HARD_DELAY} or less, or the hard part of loss.shares to 0"
+            )
         if self.parallel.balance == "token-budget" and self.data.batch_tokens is None:
             raise UserError("parallel.balance 'token-budget' needs data.batch_tokens; set it, or choose 'reallocate'")
 

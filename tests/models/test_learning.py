@@ -8,12 +8,13 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from turbogr.config import ModelConfig, OptimizerConfig
+from turbogr.config import LossConfig, ModelConfig, OptimizerConfig
 from turbogr.data.batching import Batch, batch_from_histories
 from turbogr.layers.item_table import ItemTable
 from turbogr.models import RetrievalModel
 from turbogr.models.encoder import TableEncoder
 from turbogr.models.retrieval import BLOCKS
+from turbogr.negatives import Objective
 from turbogr.train.optimizers import DenseAdamW, RowAdam
 
 NUM_ITEMS, NUM_USERS, LENGTH = 13, 16, 6
@@ -63,11 +64,12 @@ def test_a_tiny_set_is_memorised_by_its_order(name: str) -> None:
     optimizer = OptimizerConfig()
     dense, rows = DenseAdamW(model, optimizer), RowAdam(table.weight, optimizer)
     batch, encoder = make_batch(), TableEncoder(model, table)
+    objective = Objective(LossConfig(), NUM_ITEMS, 0)
     negatives = torch.arange(NUM_ITEMS).expand(batch.num_tokens, -1)
     assert hit_rate(encoder, batch) < 0.5
     for step in range(200):
         working_set = table.fetch(model.ids(batch, negatives))
-        model.loss(working_set.rows, working_set.index, batch, temperature=0.05, seed=step).mean().backward()
+        model.loss(working_set, batch, objective=objective, step=step, seed=step).mean().backward()
         assert working_set.rows.grad is not None
         dense.step(5e-3)
         rows.update(working_set.ids, working_set.rows.grad, 5e-3, rows.begin())

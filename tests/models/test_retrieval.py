@@ -7,14 +7,15 @@ import dataclasses
 import pytest
 import torch
 
-from turbogr.config import ModelConfig
+from turbogr.config import LossConfig, ModelConfig
 from turbogr.data.batching import Batch
 from turbogr.jagged import Jagged
-from turbogr.layers.item_table import ItemTable
+from turbogr.layers.item_table import ItemTable, WorkingSet
 from turbogr.layers.tokens import Tokens
 from turbogr.models import RetrievalModel
 from turbogr.models.encoder import TableEncoder
 from turbogr.models.retrieval import BLOCKS
+from turbogr.negatives import Objective
 from turbogr.random import Dropout
 
 NUM_ITEMS = 30
@@ -163,11 +164,13 @@ def test_loss_through_a_working_set_is_the_loss_through_the_table(model: Retriev
     negatives = torch.randint(0, NUM_ITEMS, (10, 7), generator=torch.Generator().manual_seed(3))
     ids = model.ids(batch, negatives)
     working_set = table.fetch(ids)
-    loss = model.loss(working_set.rows, working_set.index, batch, temperature=0.05, seed=3)
+    objective = Objective(LossConfig(), NUM_ITEMS, 0)
+    loss = model.loss(working_set, batch, objective=objective, step=0, seed=3)
     loss.sum().backward()
 
     weight = table.weight.clone().requires_grad_()
-    direct = model.loss(weight, torch.cat([piece.flatten() for piece in ids]), batch, temperature=0.05, seed=3)
+    whole = WorkingSet(torch.arange(NUM_ITEMS), torch.cat([piece.flatten() for piece in ids]), weight)
+    direct = model.loss(whole, batch, objective=objective, step=0, seed=3)
     direct.sum().backward()
     torch.testing.assert_close(loss, direct)
     assert weight.grad is not None and working_set.rows.grad is not None

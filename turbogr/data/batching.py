@@ -36,6 +36,8 @@ class Batch:
         next_times: [T], the time of the event to be predicted; at the last position of a request, the request's time.
         targets: [T] item rows to be predicted, None when they are unknown.
         step_lengths: lengths of all sequences of the step, on the CPU, where this batch is only one rank's part of it.
+        step_targets: the targets of all of them, in the order of the whole step.
+        negatives: what was drawn for this batch ahead of its step, None when nothing was.
     """
 
     users: Tensor
@@ -45,11 +47,20 @@ class Batch:
     next_times: Tensor
     targets: Tensor | None
     step_lengths: Tensor | None = None
+    step_targets: Tensor | None = None
+    negatives: Tensor | None = None
 
     @property
     def lengths_of_step(self) -> Tensor:
         """Lengths of the sequences that all ranks together train on."""
         return self.items.lengths if self.step_lengths is None else self.step_lengths
+
+    @property
+    def targets_of_step(self) -> Tensor:
+        """Targets of all ranks together."""
+        targets = self.targets if self.step_targets is None else self.step_targets
+        assert targets is not None
+        return targets
 
     @property
     def num_sequences(self) -> int:
@@ -80,6 +91,8 @@ class Batch:
             next_times=change(self.next_times),
             targets=None if self.targets is None else change(self.targets),
             step_lengths=self.step_lengths,
+            step_targets=None if self.step_targets is None else move(self.step_targets),
+            negatives=None if self.negatives is None else move(self.negatives),
         )
 
 
@@ -178,6 +191,11 @@ def batch_bounds(lengths: Int64Array, *, batch_size: int | None = None, batch_to
         bounds.append(last)
         done = int(ends[last - 1])
     return np.array(bounds, np.int64)
+
+
+def training_targets(store: Store, sequences: Sequences, chosen: Int64Array) -> Tensor:
+    """Read the targets of the `chosen` sequences [B] alone, [T] int64."""
+    return _tensor(store.items[concatenated_ranges(sequences.starts[chosen] + 1, sequences.lengths[chosen])])
 
 
 def training_batch(store: Store, sequences: Sequences, chosen: Int64Array) -> Batch:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import torch
 
 from turbogr.data.balance import Strategy, check_speeds, resolve_strategy, share_step
-from turbogr.data.batching import Batch, plan_batches, training_batch, training_sequences
+from turbogr.data.batching import Batch, plan_batches, training_batch, training_sequences, training_targets
 from turbogr.data.cost import CostModel
 from turbogr.data.split import Split
 from turbogr.data.store import Store
@@ -27,6 +27,7 @@ class Loader:
     of it, possibly none of its sequences, and the lengths of all. How ranks share a batch is `balance`, with `cost` and
     `speeds` as in `turbogr.data.balance.plan_steps`. While a batch is being used, the position already
     names the next one, so a state saved then continues without repeating or skipping anything, on any number of ranks.
+    `with_step_targets` lets every rank also read the targets of the whole step.
 
     Raises:
         ValueError: not exactly one of batch_size and batch_tokens is given, or an option is out of range.
@@ -48,9 +49,11 @@ class Loader:
         balance: Strategy = "auto",
         cost: CostModel | None = None,
         speeds: Sequence[float] | None = None,
+        with_step_targets: bool = False,
     ) -> None:
         assert 0 <= rank < num_ranks, (rank, num_ranks)
         self.rank, self.num_ranks = rank, num_ranks
+        self.with_step_targets = with_step_targets
         self.store = store
         self.sequences = training_sequences(np.asarray(store.offsets[:-1]), split.train_end, max_len, window)
         self.batch_size = batch_size
@@ -107,18 +110,32 @@ class Loader:
         lengths = self.sequences.lengths[chosen]
         parts = share_step(lengths, world=self.num_ranks, strategy=self.balance, cost=self.cost, speeds=self.speeds)
         mine = training_batch(self.store, self.sequences, chosen[parts[self.rank]])
-        return dataclasses.replace(mine, step_lengths=torch.from_numpy(lengths))
+        targets = training_targets(self.store, self.sequences, chosen) if self.with_step_targets else None
+        return dataclasses.replace(mine, step_lengths=torch.from_numpy(lengths), step_targets=targets)
 
     def __iter__(self) -> Generator[Batch, None, None]:
+        return self.batches()
+
+    def batches(self, prepare: Callable[[Batch, int], Batch] | None = None) -> Generator[Batch, None, None]:
+        """Yield the rest of the epoch, each batch as `prepare(batch, number)` returns it, numbered from 0 here.
+
+        `prepare` runs ahead, on the thread that reads.
+        """
         epoch = self.epoch
         plan = self.plan(epoch)
         steps = iter(range(self.step, len(plan)))
         reader = ThreadPoolExecutor(1, thread_name_prefix="turbogr-loader")
         waiting: deque[tuple[int, Future[Batch]]] = deque()
 
+        first = self.step
+
+        def read(step: int) -> Batch:
+            batch = self._read(plan[step])
+            return batch if prepare is None else prepare(batch, step - first)
+
         def read_ahead() -> None:
             while len(waiting) <= _AHEAD and (step := next(steps, None)) is not None:
-                waiting.append((step, reader.submit(self._read, plan[step])))
+                waiting.append((step, reader.submit(read, step)))
 
         try:
             read_ahead()

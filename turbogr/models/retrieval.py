@@ -16,9 +16,11 @@ from turbogr.data.batching import Batch
 from turbogr.layers.block import Block
 from turbogr.layers.fuxi import FuXiAlphaBlock, FuXiBetaBlock, FuXiGammaBlock
 from turbogr.layers.hstu import HSTUBlock
+from turbogr.layers.item_table import WorkingSet
 from turbogr.layers.sasrec import SASRecBlock
 from turbogr.layers.tokens import Tokens
-from turbogr.ops import embed, sampled_softmax
+from turbogr.negatives import Objective
+from turbogr.ops import embed
 
 BLOCKS: dict[str, type[Block]] = {
     "hstu": HSTUBlock,
@@ -59,22 +61,20 @@ class RetrievalModel(nn.Module):
 
     @staticmethod
     def ids(batch: Batch, negatives: Tensor) -> list[Tensor]:
-        """Return every item that the loss of a batch needs: inputs [T], targets [T], negatives [T, n]."""
+        """Return every item that the loss of a batch needs: inputs [T], targets [T], negatives of any shape."""
         assert batch.targets is not None
         return [batch.items.values, batch.targets, negatives]
 
-    def loss(self, rows: Tensor, index: Tensor, batch: Batch, *, temperature: float, seed: int) -> Tensor:
-        """Return the loss of every token, [T], from the vectors `rows` [R, D] and the places `index` of `ids(batch,
-        ...)`.
+    def loss(
+        self, fetched: WorkingSet, batch: Batch, *, objective: Objective, step: int, seed: int | None = None
+    ) -> Tensor:
+        """Return the loss of every token, [T], from the rows of `ids(batch, objective.draw(batch, step))`.
 
-        `seed` decides what is dropped.
+        `seed` decides what is dropped; without it nothing is.
         """
-        num_tokens = batch.num_tokens
-        inputs, targets, negatives = index.split([num_tokens, num_tokens, index.numel() - 2 * num_tokens])
-        outputs = self.encode(rows, inputs, batch, seed=seed)
-        return sampled_softmax(
-            outputs, rows, targets, negatives.view(num_tokens, -1), temperature=temperature, normalize=True
-        )
+        inputs, candidates = fetched.index[: batch.num_tokens], fetched.index[batch.num_tokens :]
+        outputs = self.encode(fetched.rows, inputs, batch, seed=seed)
+        return objective.loss(outputs, fetched.rows, candidates, fetched.ids, batch, step)
 
     def encode(self, rows: Tensor, index: Tensor, batch: Batch, *, seed: int | None = None) -> Tensor:
         """Return the output of every token before normalisation, [T, D]; `index` [T] places the inputs in `rows` [R,

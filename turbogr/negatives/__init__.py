@@ -1,5 +1,5 @@
-"""Negative items for the loss."""
+"""Negative items for the loss: samplers, sharing between positions, segments."""
 
-from turbogr.negatives.samplers import Sampler, UniformSampler, make_sampler
+from turbogr.negatives.objective import Objective
 
-__all__ = ["Sampler", "UniformSampler", "make_sampler"]
+__all__ = ["Objective"]

@@ -19,7 +19,7 @@ from turbogr.data.vocabulary import Int64Array
 from turbogr.jagged import Jagged
 from turbogr.layers.item_table import ItemTable
 from turbogr.models import RetrievalModel
-from turbogr.negatives import make_sampler
+from turbogr.negatives import Objective
 
 _MAX_ITEMS = 2**16  # a larger table would cost memory and change nothing that depends on length
 
@@ -91,16 +91,14 @@ class _StepTimer:
         self.model.to(device)
         self.table = ItemTable(num_items, config.model.dim, device=device)
         self.table.reset_parameters(0)
-        self.sampler = make_sampler(config.loss, num_items, 0)
+        self.objective = Objective(config.loss, num_items, 0)
 
     def seconds(self, batch: Batch) -> float:
         """Return how long the loss of a batch and its gradients take."""
         self._synchronize()
         started = time.perf_counter()
-        negatives = self.sampler.draw(batch.events, 0)
-        fetched = self.table.fetch(self.model.ids(batch, negatives))
-        temperature = self.config.loss.temperature
-        losses = self.model.loss(fetched.rows, fetched.index, batch, temperature=temperature, seed=1)
+        fetched = self.table.fetch(self.model.ids(batch, self.objective.draw(batch, 0)))
+        losses = self.model.loss(fetched, batch, objective=self.objective, step=0, seed=1)
         losses.mean().backward()
         self._synchronize()
         return time.perf_counter() - started

@@ -98,7 +98,7 @@ class Serial:
 
     def flights(self, loader: Loader, first: int, limit: int | None) -> Generator[Flight, None, None]:
         """Yield the batches of the rest of an epoch, at most `limit`; the next step is `first`."""
-        with closing(iter(loader)) as batches:
+        with closing(loader.batches(lambda batch, ahead: self.stepper.draw_ahead(batch, first + ahead))) as batches:
             for step in range(first, first + _num_left(loader, limit)):
                 started = time.perf_counter()
                 batch = next(batches).to(self.stepper.device)

@@ -8,6 +8,7 @@ its own tokens divided by the number of all, and are summed.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -19,7 +20,8 @@ from turbogr.config import Config
 from turbogr.data.batching import Batch
 from turbogr.layers.item_table import ItemTable, RowGradients, Table, WorkingSet
 from turbogr.models import RetrievalModel
-from turbogr.negatives import make_sampler
+from turbogr.negatives import Objective
+from turbogr.negatives.samplers import Counts
 from turbogr.parallel.agreement import check_replicas
 from turbogr.parallel.dense import FlatGradients
 from turbogr.parallel.mesh import Mesh
@@ -45,9 +47,14 @@ class Measured(NamedTuple):
 
 
 class Stepper:
-    """The model, its item table, and what changes them; the config must be resolved."""
+    """The model, its item table, and what changes them; the config must be resolved.
 
-    def __init__(self, config: Config, num_items: int, *, device: torch.device, mesh: Mesh) -> None:
+    `counts` tells how often items occur in the training events, for samplers that go by it.
+    """
+
+    def __init__(
+        self, config: Config, num_items: int, *, device: torch.device, mesh: Mesh, counts: Counts | None = None
+    ) -> None:
         assert config.model.dim is not None, "resolve the config first"
         self.config, self.device, self.mesh = config, device, mesh
         seed = config.train.seed
@@ -60,14 +67,19 @@ class Stepper:
         else:
             self.table = ShardedTable(num_items, config.model.dim, mesh, device=device, precision=config.parallel.wire)
         self.table.reset_parameters(derive_seed(seed, _TABLE_SITE))
-        self.sampler = make_sampler(config.loss, num_items, seed)
+        self.objective = Objective(config.loss, num_items, seed, counts)
         self.dense = DenseAdamW(self.model, config.optimizer)
         self.rows = make_row_optimizer(self.table.weight, config.optimizer)
         self.gradients = FlatGradients(self.model, mesh.world)
 
     def ids(self, batch: Batch, step: int) -> list[Tensor]:
-        """Draw the negatives of a batch and return every item that its loss needs."""
-        return self.model.ids(batch, self.sampler.draw(batch.events, step))
+        """Draw the negatives of a batch, unless that has been done, and return every item that its loss needs."""
+        drawn = self.objective.draw(batch, step) if batch.negatives is None else batch.negatives
+        return self.model.ids(batch, drawn)
+
+    def draw_ahead(self, batch: Batch, step: int) -> Batch:
+        """Return the batch with its negatives, which may be drawn some steps early and on any thread."""
+        return dataclasses.replace(batch, negatives=self.objective.draw(batch, step))
 
     def fetch(self, batch: Batch, step: int) -> WorkingSet:
         """Draw the negatives of a batch and fetch every row that its loss needs."""
@@ -75,13 +87,8 @@ class Stepper:
 
     def loss(self, batch: Batch, working_set: WorkingSet, step: int) -> Tensor:
         """Return this rank's part of the step's loss: the sum over its tokens divided by the number of all."""
-        losses = self.model.loss(
-            working_set.rows,
-            working_set.index,
-            batch,
-            temperature=self.config.loss.temperature,
-            seed=derive_seed(self.config.train.seed, _DROPOUT_SITE, step),
-        )
+        seed = derive_seed(self.config.train.seed, _DROPOUT_SITE, step)
+        losses = self.model.loss(working_set, batch, objective=self.objective, step=step, seed=seed)
         return losses.sum() / int(batch.lengths_of_step.sum())
 
     def compute(self, batch: Batch, working_set: WorkingSet, step: int) -> Tensor:
@@ -172,6 +179,7 @@ class Stepper:
             "table": self._exported({"weight": self.table.weight}),
             "dense_optimizer": self.dense.state(),
             "row_optimizer": self._exported(self.rows.state()),
+            **({"negatives": negatives} if (negatives := self.objective.state()) else {}),
         }
         return state | ({"earlier": self._exported(_named(earlier))} if earlier else {})
 

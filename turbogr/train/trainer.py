@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -97,13 +98,15 @@ class Trainer:
             balance=config.parallel.balance,
             cost=None if config.parallel.cost is None else CostModel(*config.parallel.cost),
             speeds=config.parallel.speeds,
+            with_step_targets=config.loss.draws_from_batch(),
         )
         if not self.loader.num_sequences:
             raise UserError(
                 f"{store.path} has no user with two or more training events under the split '{self.split.rule}'; "
                 "use a log with longer histories or another split"
             )
-        self.stepper = Stepper(config, store.num_items, device=device, mesh=self.mesh)
+        counts = partial(store.item_counts, self.split.train_end)
+        self.stepper = Stepper(config, store.num_items, device=device, mesh=self.mesh, counts=counts)
         self.model, self.table = self.stepper.model, self.stepper.table
         self.timeline = Timeline(self.world.rank)
         self.executor = make_executor(self.stepper, config.pipeline, self.timeline)
@@ -231,6 +234,9 @@ class Trainer:
         else:
             flight = batch
         clock = _StepClock(executor)
+        if stepper.objective.is_due(flight.step):
+            executor.settle()
+            stepper.objective.refresh(self.table, flight.step)
         working_set = executor.fetch(flight)
         with self.timeline.span("main", "dense", flight.step):
             loss = stepper.compute(flight.batch, working_set, flight.step)
@@ -263,7 +269,7 @@ class Trainer:
         window.rows_read += measured.rows_read
         window.rows_shared += measured.rows_shared
         clock.stop(window)
-        strict = strict_flops(self.config.model, lengths, self.config.loss.num_negatives)
+        strict = strict_flops(self.config.model, lengths, self.config.loss.num_scored)
         nominal = nominal_flops(self.config.model, num_sequences)
         for totals in (window, progress):
             totals.strict_flops += strict

@@ -1,0 +1,199 @@
+"""Samplers: the distributions they claim, and that a draw depends on (seed, step, event) alone."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from tests.negatives.batches import make_batch, part_of
+from tests.ops.judging import by_number_of_threads
+from turbogr.config import HARD_DELAY, LossConfig
+from turbogr.layers.item_table import ItemTable
+from turbogr.negatives import Objective
+from turbogr.negatives.alias import AliasTable
+from turbogr.negatives.hard import HardCache
+from turbogr.negatives.samplers import InBatchSampler, PopularitySampler, Request, UniformSampler, shared_out
+
+NUM_ITEMS = 40
+COUNTS = np.concatenate([[0, 1, 500], np.arange(37) ** 2])
+
+CONFIGS = {
+    "uniform": LossConfig(num_negatives=6),
+    "popularity": LossConfig(num_negatives=6, sampler="popularity"),
+    "in-batch": LossConfig(num_negatives=6, sampler="in-batch"),
+    "mixture": LossConfig(num_negatives=6, sampler="mixture", shares=(0.4, 0.2, 0.4, 0.0)),
+    "hard": LossConfig(num_negatives=6, sampler="mixture", shares=(0.5, 0.0, 0.0, 0.5), hard_size=3),
+    "group": LossConfig(num_negatives=6, expansion=3),
+    "hard group": LossConfig(num_negatives=6, sampler="mixture", shares=(0.5, 0.0, 0.0, 0.5), hard_size=3, expansion=3),
+    "positions": LossConfig(num_negatives=6, expansion=3, sharing="positions", sampler="popularity"),
+}
+
+
+def make_objective(config: LossConfig) -> Objective:
+    objective = Objective(config, NUM_ITEMS, 5, lambda: COUNTS)
+    table = ItemTable(NUM_ITEMS, 8)
+    table.reset_parameters(0)
+    objective.refresh(table, 0)
+    return objective
+
+
+FIRST = HARD_DELAY
+"""The first step that draws from the lists made at step 0."""
+
+
+def request(num_keys: int, batch: torch.Tensor) -> Request:
+    return Request(torch.arange(num_keys) * 7 + 3, 11, batch[:1].expand(num_keys, 1), batch)
+
+
+def chi_square(drawn: torch.Tensor, expected: np.ndarray) -> float:
+    """The statistic's distance from its mean, in standard deviations."""
+    observed = np.bincount(drawn.flatten().numpy(), minlength=len(expected)).astype(np.float64)
+    wanted = expected * observed.sum()
+    assert (observed[wanted == 0] == 0).all()
+    some = wanted > 0
+    statistic = ((observed - wanted)[some] ** 2 / wanted[some]).sum()
+    freedom = some.sum() - 1
+    return float((statistic - freedom) / np.sqrt(2 * freedom))
+
+
+@pytest.mark.parametrize("exponent", [0.0, 0.75, 1.0, 2.0])
+def test_popularity_has_its_distribution(exponent: float) -> None:
+    sampler = PopularitySampler(COUNTS, exponent, seed=1)
+    weights = np.maximum(COUNTS, 1.0) ** exponent
+    probabilities = weights / weights.sum()
+    np.testing.assert_allclose(sampler.probabilities().numpy(), probabilities)
+    assert chi_square(sampler.draw(request(4000, torch.arange(3)), 64), probabilities) < 4
+
+
+def test_uniform_has_its_distribution() -> None:
+    sampler = UniformSampler(NUM_ITEMS, seed=1)
+    assert chi_square(sampler.draw(request(4000, torch.arange(3)), 64), np.full(NUM_ITEMS, 1 / NUM_ITEMS)) < 4
+
+
+def test_in_batch_draws_each_target_of_the_step_equally_often() -> None:
+    batch = torch.tensor([3, 3, 9, 0, 22])
+    drawn = InBatchSampler(COUNTS, seed=1).draw(request(4000, batch), 64)
+    assert chi_square(drawn, np.bincount(batch, minlength=NUM_ITEMS) / 5) < 4
+
+
+def test_a_mixture_has_the_mean_of_its_parts() -> None:
+    config = LossConfig(num_negatives=64, sampler="mixture", shares=(0.25, 0.75, 0.0, 0.0))
+    sampler = Objective(config, NUM_ITEMS, 1, lambda: COUNTS).sampler
+    weights = np.maximum(COUNTS, 1.0) ** 0.75
+    expected = 0.25 / NUM_ITEMS + 0.75 * weights / weights.sum()
+    probabilities = sampler.probabilities()
+    assert probabilities is not None
+    np.testing.assert_allclose(probabilities.numpy(), expected)
+    drawn = sampler.draw(request(4000, torch.arange(3)), 64)
+    assert chi_square(drawn, expected) < 4
+    assert chi_square(drawn[:, :16], np.full(NUM_ITEMS, 1 / NUM_ITEMS)) < 4
+
+
+def test_a_wrong_distribution_would_be_noticed() -> None:
+    drawn = PopularitySampler(COUNTS, 0.75, seed=1).draw(request(4000, torch.arange(3)), 64)
+    weights = np.maximum(COUNTS, 1.0) ** 0.8
+    assert chi_square(drawn, weights / weights.sum()) > 20
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [[1.0], [1, 1, 1], [5, 1], [1e-9, 1, 1e9], np.arange(1, 1001) ** -1.2, np.random.default_rng(0).random(777) + 1e-6],
+    ids=["one", "equal", "two", "extreme", "zipf", "random"],
+)
+def test_an_alias_table_has_exactly_its_weights(weights: object) -> None:
+    wanted = np.asarray(weights, np.float64)
+    table = AliasTable.of(wanted)
+    kept = table.thresholds.numpy() / (2**31 - 1)
+    implied = (kept + np.bincount(table.aliases.numpy(), 1 - kept, len(wanted))) / len(wanted)
+    np.testing.assert_allclose(implied, wanted / wanted.sum(), atol=1e-9)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_draw_depends_on_the_event_and_not_on_who_draws_it(name: str) -> None:
+    objective = make_objective(CONFIGS[name])
+    batch = make_batch([7, 1, 4, 3], NUM_ITEMS)
+    whole = objective.draw(batch, FIRST)
+    assert not torch.equal(whole, objective.draw(batch, FIRST + 1))
+    groups = objective._groups(batch)
+    for sequences in ([0, 2], [3, 1], [2]):
+        part, chosen = part_of(batch, sequences)
+        rows = chosen
+        if groups is not None:
+            places = {int(first): number for number, first in enumerate(groups[:-1])}
+            rows = torch.tensor([places[int(t)] for t in chosen if int(t) in places])
+        assert torch.equal(objective.draw(part, FIRST), whole[rows])
+    for drawn in by_number_of_threads(lambda: [objective.draw(batch, FIRST)]):
+        assert torch.equal(drawn[0], whole)
+
+
+def test_an_empty_part_of_a_batch_draws_nothing() -> None:
+    batch = make_batch([3, 2], NUM_ITEMS)
+    part, _ = part_of(batch, [0])
+    nothing = part.items.from_lengths(part.items.values[:0], torch.empty(0, dtype=torch.int64))
+    empty = dataclasses.replace(part, items=nothing, events=part.events[:0], targets=batch.items.values[:0])
+    for config in CONFIGS.values():
+        assert make_objective(config).draw(empty, 0).shape[0] == 0
+
+
+def test_hard_negatives_are_the_closest_items() -> None:
+    weight = torch.randn(50, 6, generator=torch.Generator().manual_seed(0))
+    cache = HardCache(50, 4, every=100, seed=0)
+    assert cache.is_due(0) and not cache.is_due(3)
+    first = cache.lists_for(HARD_DELAY - 1).clone()
+    cache.refresh(weight, 0)
+    assert not cache.is_due(0) and cache.is_due(100)
+    cosine = torch.nn.functional.cosine_similarity(weight[:, None], weight[None], dim=2).fill_diagonal_(-2)
+    nearest = cosine.topk(4, dim=1).indices
+    assert torch.equal(cache.lists_for(HARD_DELAY).long(), nearest)
+    cache.refresh(-weight.flip(0), 100)
+    assert torch.equal(cache.lists_for(99 + HARD_DELAY).long(), nearest), "the new lists come into use later"
+    assert not torch.equal(cache.lists_for(100 + HARD_DELAY).long(), nearest)
+    assert torch.equal(HardCache(50, 4, every=100, seed=0).lists_for(HARD_DELAY - 1), first)
+
+
+def test_a_large_catalogue_is_looked_up_in_changing_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("turbogr.negatives.hard._MAX_CANDIDATES", 10)
+    weight = torch.randn(95, 6, generator=torch.Generator().manual_seed(0))
+    cache = HardCache(95, 4, every=100, seed=0)
+    seen = []
+    for step in (0, 100):
+        cache.refresh(weight, step)
+        lists = cache.lists_for(step + HARD_DELAY)
+        items = lists.unique()
+        assert len(items) <= 10 and (lists != torch.arange(95)[:, None]).all()
+        assert all(row.unique().numel() == 4 for row in lists)
+        seen.append(set(items.tolist()))
+    assert seen[0] != seen[1]
+
+
+def test_hard_negatives_belong_to_the_position() -> None:
+    objective = make_objective(CONFIGS["hard"])
+    batch = make_batch([5, 3], NUM_ITEMS)
+    assert objective.cache is not None and batch.targets is not None
+    drawn = objective.draw(batch, FIRST)
+    nearest = objective.cache.lists_for(FIRST)[batch.targets]
+    assert (drawn[:, 3:, None] == nearest[:, None, :]).any(2).all()
+
+
+@pytest.mark.parametrize(
+    ("total", "shares", "wanted"),
+    [
+        (10, [0.5, 0.5], [5, 5]),
+        (7, [0.5, 0.25, 0.25], [3, 2, 2]),
+        (128, [0.1, 0.2, 0.7], [13, 26, 89]),
+        (3, [1.0], [3]),
+    ],
+)
+def test_shares_become_whole_numbers(total: int, shares: list[float], wanted: list[int]) -> None:
+    assert sorted(shared_out(total, shares)) == sorted(wanted)
+    assert sum(shared_out(total, shares)) == total
+
+
+def test_equal_probabilities_need_no_correction() -> None:
+    assert make_objective(CONFIGS["uniform"]).log_q is None
+    assert make_objective(CONFIGS["hard"]).log_q is None
+    assert Objective(LossConfig(sampler="popularity"), NUM_ITEMS, 0).log_q is None
+    assert make_objective(CONFIGS["popularity"]).log_q is not None
