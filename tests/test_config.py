@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import typing
+from pathlib import Path
 
 import pytest
 import yaml
@@ -215,3 +217,33 @@ def test_an_open_duration_follows_from_the_data(num_sequences):
     assert steps >= 1000 or config.train.epochs == 200
     assert config.optimizer.warmup_steps <= min(100, 0.05 * steps)
     assert 1 <= config.evaluate.every <= max(1, config.train.epochs // 10)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["loss.sampler=mixture"], "needs loss.shares"),
+        (["loss.shares=[0.5,0.5,0,0]"], "need loss.sampler=mixture"),
+        (["loss.sampler=mixture", "loss.shares=[0.5,0.4,0,0]"], "must add up to 1"),
+        (["loss.sampler=mixture", "loss.shares=[1.5,-0.5,0,0]"], "must not be negative"),
+        (["loss.sampler=mixture", "loss.shares=[0,0,0,1]"], "hard negatives alone"),
+        (["loss.sampler=mixture", "loss.shares=[0.999,0.001,0,0]"], "gives popularity 0.001 of 128 negatives"),
+        (["loss.sampler=mixture", "loss.shares=[0.5,0.5]"], "list of 4"),
+        (["loss.sampler=popularty"], "Did you mean 'popularity'"),
+        (["loss.sharing=positions"], "set loss.expansion=2"),
+        (["loss.sharing=logits", "loss.expansion=2", "loss.segment_mb=8"], "unset loss.segment_mb"),
+        (["loss.expansion=0"], "loss.expansion must be positive"),
+        (["loss.segment_mb=0"], "loss.segment_mb must be positive"),
+        (["loss.hard_every=10"], "loss.hard_every must be at least 64"),
+        (["loss.precision=bf16"], "choose from fp32, fp16, int8"),
+        (
+            ["loss.sampler=mixture", "loss.shares=[0.5,0,0,0.5]", "pipeline.depth=100"],
+            "pipeline.depth 100 draws batches earlier",
+        ),
+    ],
+)
+def test_senseless_losses_name_the_remedy(overrides: list[str], message: str, tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("model: {name: hstu}\n")
+    with pytest.raises(UserError, match=re.escape(message)):
+        load_config(recipe, overrides)

@@ -11,7 +11,7 @@ import pytest
 
 from tests.parallel.ranks import run_ranks
 from tests.parallel.training import train_both_optimizers, train_steps
-from turbogr.config import Config
+from turbogr.config import Config, LossConfig
 
 _STEPS = 9
 
@@ -69,3 +69,14 @@ def test_half_precision_on_the_wire_costs_little(
         for rank, result in enumerate(many):
             assert np.array_equal(result["dense"], many[0]["dense"])
             assert np.array_equal(result["shard"], many[rank % 2]["shard"])
+
+
+@pytest.mark.parametrize(("groups", "members"), [(1, 2), (2, 2)])
+def test_ranks_draw_what_one_process_draws(groups: int, members: int, store_path: Path, tmp_path: Path) -> None:
+    loss = LossConfig(num_negatives=8, sampler="mixture", shares=(0.25, 0.25, 0.25, 0.25), expansion=2, segment_mb=0.01)
+    config = dataclasses.replace(_config(), loss=loss)
+    one = train_steps(config, store_path, tmp_path, 1, _STEPS)
+    many = run_ranks(groups * members, train_steps, config, store_path, tmp_path, groups, _STEPS)
+    np.testing.assert_allclose(many[0]["losses"], one["losses"], rtol=1e-5)
+    for name, tensor in one["state"].items():
+        np.testing.assert_allclose(many[0]["state"][name], tensor, rtol=1e-5, atol=3e-6, err_msg=name)

@@ -91,8 +91,8 @@ class Batch:
             next_times=change(self.next_times),
             targets=None if self.targets is None else change(self.targets),
             step_lengths=self.step_lengths,
-            step_targets=None if self.step_targets is None else move(self.step_targets),
-            negatives=None if self.negatives is None else move(self.negatives),
+            step_targets=None if self.step_targets is None else change(self.step_targets),
+            negatives=None if self.negatives is None else change(self.negatives),
         )
 
 
