@@ -224,7 +224,7 @@ Score<Number> choose_score(int64_t width) {
   static constexpr Score<Number> kWhole[] = {score_whole<Number, 1>, score_whole<Number, 2>, score_whole<Number, 3>,
                                              score_whole<Number, 4>, score_whole<Number, 5>, score_whole<Number, 6>,
                                              score_whole<Number, 7>, score_whole<Number, 8>};
-  const bool whole = width % kLanes == 0 && width <= 8 * kLanes;
+  const bool whole = width > 0 && width % kLanes == 0 && width <= 8 * kLanes;
   return whole ? kWhole[width / kLanes - 1] : score_any<Number>;
 }
 
