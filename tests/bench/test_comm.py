@@ -42,6 +42,17 @@ def test_ranks_agree_on_what_the_parts_take() -> None:
     assert 0 < first["fp16"]["row_error"] < 2**-10 < first["bf16"]["row_error"] < 2**-7
 
 
+def measure_buckets() -> dict[str, Any]:
+    options = {key: value for key, value in OPTIONS.items() if key != "meshes"}
+    with joined() as world:
+        return _comm_rank.measure(world, {**options, "buckets": {"after": 2**62, "during": 1000}})
+
+
+def test_steps_are_timed_for_every_size_of_buckets() -> None:
+    first, second = run_ranks(2, measure_buckets)
+    assert first == second and first.keys() == {"after", "during"} and min(first.values()) > 0
+
+
 def collect_alone() -> tuple[list[float], list[bool], float]:
     """Return a sum and an exchange made alone, whether calls have the default group, and how long they took."""
     with joined() as world:
@@ -67,6 +78,9 @@ def no_network(num_nodes: int, megabits: float) -> Iterator[Network]:
 
 
 def fake_ranks(module: str, ranks: int, options: dict[str, Any], network: Network) -> dict[str, Any]:
+    if "buckets" in options:
+        assert ranks == len(network.nodes) == 2 and options["preset"] == "medium"
+        return {"after the backward": 4.0, "during the backward": 3.0}
     assert options["meshes"]["hierarchical"][0] == len(network.nodes)
     flat = {"all_to_all": 0.4, "communication": 0.5, "step": float(ranks), "row_error": 0.0}
     other = {"all_to_all": 0.1, "communication": 0.4, "step": 0.75 * ranks, "row_error": 0.001}
@@ -83,6 +97,7 @@ def test_the_figures_have_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
         assert record.figures[f"step_saving_{case}"] == pytest.approx(0.25)
         assert record.figures[f"step_saving_bf16_{case}"] == 0
         assert record.figures[f"row_error_fp16_{case}"] == 0.001
+    assert record.figures["dense_overlap_saving"] == pytest.approx(0.25)
     assert result.notes == ["2 nodes at 80", "4 nodes at 80"]
     assert result.plots["comm"].startswith("<svg")
 

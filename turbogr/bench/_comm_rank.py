@@ -25,6 +25,7 @@ from turbogr.config import ParallelConfig
 from turbogr.data.batching import Batch
 from turbogr.layers.item_table import RowGradients
 from turbogr.parallel import wire
+from turbogr.parallel.dense import FlatGradients
 from turbogr.parallel.mesh import Mesh, choose_mesh
 from turbogr.parallel.world import World
 from turbogr.train.step import Stepper
@@ -33,13 +34,33 @@ _COLLECTIVES = ("all_to_all_single", "all_gather", "all_reduce")
 
 
 def measure(world: World, options: dict[str, Any]) -> dict[str, Any]:
+    """Measure `buckets` or `meshes`, whichever the options have."""
+    ops.keep_freed_memory()
+    return measure_buckets(world, options) if "buckets" in options else measure_meshes(world, options)
+
+
+def measure_buckets(world: World, options: dict[str, Any]) -> dict[str, Any]:
+    """Sum the dense gradients in each of the `buckets` in turn, sizes in bytes by name; return the seconds of a step,
+    medians over the steps."""
+    batch = equal_batch(options, world)
+    steppers = {name: _stepper(world, options, world.size, "fp32") for name in options["buckets"]}
+    for name, stepper in steppers.items():
+        stepper.gradients = FlatGradients(stepper.model, world, options["buckets"][name])
+        _train(stepper, batch, 0)
+    found: dict[str, list[float]] = {name: [] for name in steppers}
+    for number in range(1, options["steps"] + 1):
+        for name, stepper in steppers.items():
+            found[name].append(_whole(stepper, batch, number))
+    return {name: median(values) for name, values in found.items()}
+
+
+def measure_meshes(world: World, options: dict[str, Any]) -> dict[str, Any]:
     """Train on each of the `meshes` in turn; return by name the seconds of every part, medians over the steps.
 
     `all_to_all` is the exchange of ids, vectors and gradients inside groups, `communication` all collectives, `step` a
     whole step. `row_error` is how far the first step's gradients of the rows are from those of the first mesh with as
     many groups, relative to their norm.
     """
-    ops.keep_freed_memory()
     batch = equal_batch(options, world)
     steppers = {name: _stepper(world, options, *mesh) for name, mesh in options["meshes"].items()}
     gradients = {name: _train(stepper, batch, 0).grad.double() for name, stepper in steppers.items()}

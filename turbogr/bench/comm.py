@@ -19,6 +19,7 @@ from turbogr.bench._ranks import run_as_ranks
 from turbogr.bench.record import Cell, Result, Table
 from turbogr.config import PRESETS
 from turbogr.errors import UserError, nearest
+from turbogr.parallel.dense import BUCKET_BYTES
 from turbogr.report.charts import Axis, grouped_bar_chart
 
 SETTINGS: dict[str, Any] = {
@@ -29,6 +30,8 @@ SETTINGS: dict[str, Any] = {
     "num_items": 20_000,
     "num_negatives": 128,
     "steps": 9,
+    "dense_preset": "medium",  # whose dense gradients are summed during the backward or after it, on 2 nodes x 1 rank
+    "dense_lengths": [256],
 }
 
 PARTS = {"all_to_all": "all-to-all", "communication": "all communication", "step": "step"}
@@ -39,11 +42,13 @@ _FLAT, _HIERARCHICAL = "flat", "hierarchical"
 
 def run(settings: Mapping[str, Any]) -> Result:
     """Measure; figures `all_to_all_saving_C`, `communication_saving_C` and `step_saving_C` for case C, the same with
-    `_fp16` and `_bf16` for vectors in that precision on the way, and `row_error_fp16_C`, `row_error_bf16_C`."""
+    `_fp16` and `_bf16` for vectors in that precision on the way, `row_error_fp16_C` and `row_error_bf16_C`; and
+    `dense_overlap_saving`."""
     shapes = {case: _shape(case) for case in settings["cases"]}
-    if settings["preset"] not in PRESETS:
-        hint = nearest(settings["preset"], PRESETS)
-        raise UserError(f"preset: unknown '{settings['preset']}', choose from {', '.join(PRESETS)}.{hint}")
+    for key in ("preset", "dense_preset"):
+        if settings[key] not in PRESETS:
+            hint = nearest(settings[key], PRESETS)
+            raise UserError(f"{key}: unknown '{settings[key]}', choose from {', '.join(PRESETS)}.{hint}")
     figures: dict[str, float] = {}
     rows: list[list[Cell]] = []
     errors: list[list[Cell]] = []
@@ -69,6 +74,7 @@ def run(settings: Mapping[str, Any]) -> Result:
     tables = [
         Table("Flat against hierarchical", columns, rows),
         Table("Error of the rows' gradients by the wire", ["nodes x ranks", "wire", "relative"], errors),
+        _dense(settings, figures),
     ]
     plot = grouped_bar_chart(
         [f"{case} {words}" for case in shapes for words in PARTS.values()],
@@ -77,6 +83,18 @@ def run(settings: Mapping[str, Any]) -> Result:
         y=Axis("milliseconds", zero=True),
     )
     return Result(figures, tables, {"comm": plot}, list(notes))
+
+
+def _dense(settings: Mapping[str, Any], figures: dict[str, float]) -> Table:
+    """Whole steps with the dense gradients summed in buckets, from within the backward, and in one piece after it."""
+    preset, buckets = settings["dense_preset"], {"after the backward": 2**62, "during the backward": BUCKET_BYTES}
+    options = {**settings, "model": "hstu", "preset": preset, "lengths": settings["dense_lengths"], "buckets": buckets}
+    with emulated_network(2, settings["megabits"]) as network:
+        after, during = run_as_ranks(_RANK, 2, options, network).values()
+    figures["dense_overlap_saving"] = 1.0 - during / after
+    rows: list[list[Cell]] = [[preset, 1e3 * after, 1e3 * during, 1.0 - during / after]]
+    columns = ["preset", "summed after the backward ms", "during it ms", "saved"]
+    return Table("A step by when dense gradients are summed, 2x1", columns, rows)
 
 
 def _meshes(nodes: int) -> dict[str, tuple[int, str]]:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from turbogr.parallel.world import World, contact
 
-_BUCKET_BYTES = 4 << 20
+BUCKET_BYTES = 4 << 20
 
 
 class FlatGradients:
@@ -22,7 +22,7 @@ class FlatGradients:
     ranks say to each other meanwhile may come in any order. In a world of one rank all of this does nothing.
     """
 
-    def __init__(self, model: nn.Module, world: World, bucket_bytes: int = _BUCKET_BYTES) -> None:
+    def __init__(self, model: nn.Module, world: World, bucket_bytes: int = BUCKET_BYTES) -> None:
         self.world = world
         self._works: list[Any] = []
         self._missing: list[int] = []
