@@ -62,7 +62,7 @@ def train_epochs(trainer: Trainer, epochs: int = 2) -> list[overlap.Flight]:
     """Train without evaluations or checkpoints; return what has flown."""
     flown = []
     for _ in range(epochs):
-        with trainer._flights() as flights:
+        with trainer.flights() as flights:
             for flight in flights:
                 trainer.step(flight)
                 flown.append(flight)

@@ -118,17 +118,20 @@ def _make_trainer(case: Case, folder: Path) -> Trainer:
     config = resolve(config, num_items=case.num_items, num_sequences=2**20, typical_length=1, longest_length=2**31)
     assert config.model.max_len is not None
     lengths = draw_lengths(case, 8 * case.batch_size, config.model.max_len)
-    store = _write_store(folder / "store", lengths + 2, case.num_items)
+    store = write_store(folder / "store", lengths + 2, case.num_items)
     return Trainer(config, store, folder / "run", device=torch.device("cpu"), gemm_peak=None)
 
 
-def _write_store(path: Path, lengths: NDArray[np.int64], num_items: int) -> Store:
-    """Random items at random times; training costs do not depend on what they are."""
+def write_store(
+    path: Path, lengths: NDArray[np.int64], num_items: int, items: NDArray[np.int64] | None = None
+) -> Store:
+    """Random `items`, unless they are given, at random times; what a step computes does not depend on them."""
     random = np.random.default_rng(1)
     total = int(lengths.sum())
+    items = random.integers(0, num_items, total) if items is None else items
     with StoreWriter(path) as writer:
         writer.append("offsets", np.concatenate([[0], np.cumsum(lengths)]), np.int64)
-        writer.append("items", random.integers(0, num_items, total), np.int32)
+        writer.append("items", items, np.int32)
         writer.append("times", np.cumsum(random.integers(1, 5000, total)), np.int64)
         writer.write_vocabulary("user_ids", np.arange(len(lengths)))
         writer.write_vocabulary("item_ids", np.arange(num_items))

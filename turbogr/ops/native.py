@@ -88,18 +88,17 @@ def keep_freed_memory() -> bool:
 
     A training step allocates and frees the same large tensors over and over. Given back, each comes again as fresh
     pages that the system must clear, which costs several times what writing to them costs. Returns False where the C
-    library has no such switch; the process then works as before. Call it once, before training; memory stays at its
-    peak.
+    library has no such switch; the process then works as before. Threads get their memory from the same place: a place
+    of their own would be given back. Call it once, before training; memory stays at its peak.
     """
     if not sys.platform.startswith("linux"):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
-    trim_threshold, top_pad, mmap_max = -1, -2, -4  # of malloc.h
-    return all(
-        mallopt(option, value) == 1 for option, value in ((mmap_max, 0), (trim_threshold, 2**31 - 1), (top_pad, 2**26))
-    )
+    trim_threshold, top_pad, mmap_max, arena_max = -1, -2, -4, -8  # of malloc.h
+    options = ((mmap_max, 0), (trim_threshold, 2**31 - 1), (top_pad, 2**26), (arena_max, 1))
+    return all(mallopt(option, value) == 1 for option, value in options)
 
 
 def prefer_huge_pages(tensor: Tensor) -> bool:

@@ -167,7 +167,7 @@ class Trainer:
                         self._evaluate(tracker)
                         self._checkpoint(tracker)
                         continue
-                    with self._flights() as flights:
+                    with self.flights() as flights:
                         for flight in flights:
                             self._step_and_profile(flight)
                             tracker.advance()
@@ -188,7 +188,7 @@ class Trainer:
         return TrainResult(self.run, status, progress.step, progress.best_step, progress.best_value, stop.signal)
 
     @contextmanager
-    def _flights(self) -> Iterator[Iterator[Flight]]:
+    def flights(self) -> Iterator[Iterator[Flight]]:
         """Yield the batches of the rest of the epoch, and end the executor's work on later ones with the block."""
         limit = self.config.train.steps
         left = None if limit is None else limit - self.progress.step

@@ -1,0 +1,88 @@
+"""The arithmetic of `bench overlap`, and its ranks on a tiny case."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.parallel.ranks import run_ranks
+from turbogr import bench
+from turbogr.bench import _overlap_rank, overlap
+from turbogr.errors import UserError
+from turbogr.parallel.world import World, joined
+
+TINY = {
+    **overlap.SETTINGS,
+    "models": ["tiny"],
+    "modes": list(_overlap_rank.PIPELINES),
+    "sequences": 2,
+    "length": 16,
+    "num_items": 2000,
+    "num_negatives": 2,
+    "seconds": 0.1,
+    "min_steps": 2,
+    "max_steps": 3,
+}
+
+
+def step(**changes: float) -> dict[str, float]:
+    usual = {"seconds": 2.0, "exposed_sparse": 0.25, "exposed_dense": 0.125, "idle": 0.125, "dim": 64.0}
+    return {**usual, "rows_read": 1e6, "rows_shared": 2e5, **changes}
+
+
+def test_the_demand_is_the_time_on_the_link_over_that_of_computing() -> None:
+    modes = {"serial": step(), "semi_async": step(), "exact_overlap": step()}
+    # a million rows of 256 bytes, half of them from the other node, as vectors and as gradients; half of 2 s computes
+    assert overlap.link_demand(modes, 2, 1000) == pytest.approx(1e6 * 256 * 8 / 1e9)
+    assert overlap.collision_rate(modes) == pytest.approx(0.2)
+
+
+def test_unknown_models_are_refused() -> None:
+    with pytest.raises(UserError, match="unknown 'smal'.*Did you mean 'small'"):
+        bench.run_benchmark("overlap", ["models=smal"])
+
+
+def measure(options: dict[str, Any]) -> dict[str, Any]:
+    with joined() as world:
+        return _overlap_rank.measure(world, options)
+
+
+def test_ranks_measure_every_mode() -> None:
+    found = run_ranks(2, measure, TINY)
+    assert found[0] == found[1]
+    for mode, result in found[0]["tiny"].items():
+        assert result["seconds"] > 0.0 and result["exposed_sparse"] >= 0.0
+        assert (result["rows_read"] > 0.0) == (mode in ("semi_async", "exact_overlap"))
+    assert found[0]["tiny"]["serial"]["exposed_sparse"] > 0.0
+
+
+def test_the_cost_of_the_pipeline_is_measured_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def fake(world: World, model: str, mode: str, options: dict[str, Any]) -> dict[str, float]:
+        asked.append(mode)
+        return {"seconds": 1.05 if mode == "pipeline" else 1.0}
+
+    monkeypatch.setattr(_overlap_rank, "_steps", fake)
+    assert _overlap_rank.measure(World(), TINY) == {"tiny": pytest.approx(0.05)}
+    assert asked[:4] == ["pipeline", "serial", "serial", "pipeline"]
+
+
+def test_the_record_has_the_promised_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fake(module: str, ranks: int, options: dict[str, Any], network: Any = None) -> dict[str, Any]:
+        if ranks == 1:
+            return {"tiny": 0.004, "small": 0.002}
+        return {model: {mode: step() for mode in options["modes"]} for model in options["models"]}
+
+    monkeypatch.setattr(overlap, "run_as_ranks", fake)
+    record, result = bench.run_benchmark("overlap", [])
+    for mode in _overlap_rank.PIPELINES:
+        assert record.figures[f"exposed_sparse_share_{mode}"] == 0.25
+        assert record.figures[f"compute_share_{mode}"] == 0.5
+        assert record.figures[f"step_speedup_{mode}"] == 1.0
+        assert f"exposed_sparse_share_{mode}_tiny_500_4" in record.figures
+    assert record.figures["collision_rate"] == pytest.approx(0.2)
+    assert record.figures["single_process_overhead"] == 0.004
+    assert len(result.tables[0].rows) == 2 * 3 * 3 * 4
+    assert "<svg" in result.plots["overlap"]

@@ -1,0 +1,128 @@
+"""One rank of `bench overlap`: steps in every mode, where their time went, and what consecutive batches share.
+
+All sequences have the same length, so that ranks wait for each other's rows and for nothing else. Items are as popular
+as 1 / rank.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+
+from turbogr import ops
+from turbogr.bench._ranks import serve
+from turbogr.bench._training import write_store
+from turbogr.config import (
+    Config,
+    DataConfig,
+    LossConfig,
+    ModelConfig,
+    OptimizerConfig,
+    ParallelConfig,
+    PipelineConfig,
+    TrainConfig,
+    resolve,
+)
+from turbogr.data.store import Store
+from turbogr.parallel.mesh import Mesh, choose_mesh
+from turbogr.parallel.world import World
+from turbogr.train.progress import Window
+from turbogr.train.trainer import Trainer
+
+PIPELINES: dict[str, dict[str, Any]] = {
+    "serial": {"mode": "sync", "depth": 1},
+    "pipeline": {"mode": "sync", "depth": 6},
+    "semi_async": {"mode": "semi_async", "depth": 6},
+    "exact_overlap": {"mode": "exact_overlap", "depth": 6},
+}
+_WARM = 3
+_BEHIND = 3  # steps that keep the pipeline full until the last measured one ends
+_ROUNDS = 7
+
+
+def measure(world: World, options: dict[str, Any]) -> dict[str, Any]:
+    """Time every mode with every model, or on one rank what the pipeline alone costs."""
+    ops.keep_freed_memory()
+    if world.size == 1:
+        return {name: _overhead(world, name, options) for name in options["models"]}
+    return {name: {mode: _steps(world, name, mode, options) for mode in options["modes"]} for name in options["models"]}
+
+
+def _steps(world: World, model: str, mode: str, options: dict[str, Any]) -> dict[str, float]:
+    """Seconds of a step and its shares, means over the ranks; all ranks return the same."""
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = _make_trainer(world, model, mode, options, Path(folder))
+        marks: list[tuple[float, Window]] = []
+        num_steps = options["max_steps"]
+        with trainer.flights() as flights:
+            for done, flight in enumerate(flights, 1):
+                trainer.step(flight)
+                marks.append((time.perf_counter(), dataclasses.replace(trainer.progress.window)))
+                if done == _WARM:
+                    # Everybody must stop after the same step.
+                    slowest = max(world.gather_objects(marks[-1][0] - marks[-2][0]))
+                    num_steps = min(num_steps, max(options["min_steps"], round(options["seconds"] / slowest)))
+                if done == _WARM + num_steps + _BEHIND:
+                    break
+    (start, before), (end, after) = marks[_WARM - 1], marks[_WARM + num_steps - 1]
+    seconds = end - start
+    own = {
+        "seconds": seconds / num_steps,
+        "exposed_sparse": (after.exposed_sparse - before.exposed_sparse) / seconds,
+        "exposed_dense": (after.exposed_dense - before.exposed_dense) / seconds,
+        "idle": (after.idle - before.idle) / seconds,
+        "rows_read": float(after.rows_read - before.rows_read) / num_steps,
+        "rows_shared": float(after.rows_shared - before.rows_shared) / num_steps,
+        "dim": float(trainer.table.dim),
+    }
+    everyone = world.gather_objects(own)
+    return {key: sum(rank[key] for rank in everyone) / world.size for key in own}
+
+
+def _overhead(world: World, model: str, options: dict[str, Any]) -> float:
+    """How much longer a step of the pipeline takes than one of the serial loop, measured in turns."""
+    ratios = []
+    for number in range(_ROUNDS):
+        order = ("serial", "pipeline") if number % 2 else ("pipeline", "serial")
+        seconds = {mode: _steps(world, model, mode, options)["seconds"] for mode in order}
+        ratios.append(seconds["pipeline"] / seconds["serial"])
+    return median(ratios) - 1.0
+
+
+def _make_trainer(world: World, model: str, mode: str, options: dict[str, Any], folder: Path) -> Trainer:
+    length, num_items = options["length"], options["num_items"]
+    batch_size = options["sequences"] * world.size
+    config = Config(
+        model=ModelConfig(name="hstu", preset=model, max_len=length, dropout=0.5),  # type: ignore[arg-type]
+        loss=LossConfig(num_negatives=options["num_negatives"]),
+        optimizer=OptimizerConfig(table="adagrad"),
+        data=DataConfig(batch_size=batch_size),
+        train=TrainConfig(tensorboard=False, profile=False),
+        parallel=ParallelConfig(balance="none", check_every=None),
+        pipeline=PipelineConfig(**PIPELINES[mode]),
+    )
+    config = resolve(config, num_items=num_items, num_sequences=2**20, typical_length=1, longest_length=2**31)
+    num_sequences = batch_size * (_WARM + options["max_steps"] + _BEHIND)
+    store = _store(folder / "store", num_sequences, length, num_items)
+    mesh = Mesh.build(world, choose_mesh(world.size, world.local_size, groups=options["groups"]), "cpu")
+    return Trainer(config, store, folder / "run", device=torch.device("cpu"), gemm_peak=None, mesh=mesh)
+
+
+def _store(path: Path, num_sequences: int, length: int, num_items: int) -> Store:
+    lengths = np.full(
+        num_sequences, length + 2, np.int64
+    )  # the last one of a user is held out, the one before a target
+    uniform = np.random.default_rng(2).random(int(lengths.sum()))
+    items = np.minimum(np.exp(uniform * np.log(num_items)).astype(np.int64), num_items - 1)
+    return write_store(path, lengths, num_items, items)
+
+
+if __name__ == "__main__":
+    serve(measure)
