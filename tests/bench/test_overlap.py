@@ -39,7 +39,7 @@ def test_the_demand_is_the_time_on_the_link_over_that_of_computing() -> None:
 
 
 def test_unknown_models_are_refused() -> None:
-    with pytest.raises(UserError, match="unknown 'smal'.*Did you mean 'small'"):
+    with pytest.raises(UserError, match=r"unknown 'smal'.*Did you mean 'small'"):
         bench.run_benchmark("overlap", ["models=smal"])
 
 
