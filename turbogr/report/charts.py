@@ -18,6 +18,7 @@ __all__ = [
     "Axis",
     "Mark",
     "Series",
+    "Stretch",
     "bar_chart",
     "grouped_bar_chart",
     "histogram",
@@ -25,6 +26,7 @@ __all__ = [
     "percent",
     "scatter_chart",
     "si",
+    "span_chart",
 ]
 
 _MAX_HOVER = 250
@@ -61,6 +63,17 @@ class Mark:
     y: float
     text: str
     slot: int = 0
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """From `start` to `end` on `lane`, in the colour of its `kind`; `text` is what a pointer reveals."""
+
+    lane: str
+    kind: str
+    start: float
+    end: float
+    text: str
 
 
 def line_chart(
@@ -244,6 +257,37 @@ def grouped_bar_chart(
     frame.category_labels(centres, groups, room - 4, x_label)
     described = "; ".join(f"{name} {', '.join(y.format(value) for value in column)}" for name, column in values.items())
     return frame.text(f"{title} for {', '.join(groups)}: {described}")
+
+
+def span_chart(
+    stretches: Sequence[Stretch],
+    *,
+    title: str,
+    x: Axis | None = None,
+    width: float = 560,
+    row_height: float = 26,
+) -> str:
+    """Return what happened when, one row per lane in the order of their first stretches, a colour per kind."""
+    x = x or Axis()
+    lanes = list(dict.fromkeys(one.lane for one in stretches))
+    kinds = {kind: slot for slot, kind in enumerate(dict.fromkeys(one.kind for one in stretches))}
+    legend_rows = 17 * (1 + sum(40 + text_width(kind, SMALL) for kind in kinds) // max(1.0, width))
+    frame = Frame(title, width, max(60.0, 76 + legend_rows + row_height * len(lanes)), list(kinds.items()))
+    if not any(drawable(one.start) and drawable(one.end) for one in stretches):
+        return frame.empty()
+    frame.make_room(x.label, "")
+    across = frame.x_axis(x, [place for one in stretches for place in (one.start, one.end)], lanes)
+    for one in stretches:
+        if not (across.drawable(one.start) and across.drawable(one.end)):
+            continue
+        left, right = across(one.start), across(one.end)
+        top = frame.top + row_height * lanes.index(one.lane) + 3
+        size = {"x": left, "y": top, "width": max(right - left, 0.6), "height": row_height - 6}
+        frame.elements.append(element("rect", _tip(one.text), **size, **fill_attributes(kinds[one.kind])))
+    for row, lane in enumerate(lanes):
+        middle = frame.top + row_height * (row + 0.5)
+        frame.elements.append(label(frame.left - 6, middle + 4, lane, tone="ink", anchor="end"))
+    return frame.text(f"{title}: {', '.join(kinds)} on {', '.join(lanes)}")
 
 
 def _xy_frame(

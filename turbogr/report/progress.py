@@ -12,6 +12,13 @@ from turbogr.report.charts import Axis, Mark, Series, bar_chart, line_chart, per
 from turbogr.report.quality import metric_label, metric_order
 from turbogr.report.run import Record, Run
 from turbogr.report.section import Figure, Section, thinned
+from turbogr.report.timeline import timeline_figure
+
+_WAITS = {
+    "exposed_sparse_share": "item vectors and their gradients",
+    "exposed_dense_share": "other ranks",
+    "idle_share": "the next batch",
+}
 
 
 def learning(run: Run) -> Section:
@@ -109,8 +116,18 @@ def speed(run: Run) -> Section:
         figures.append(
             _figure(shares, "Model FLOPs utilisation", x, Axis("share of the GEMM peak", format=percent, zero=True))
         )
+    waits = [
+        thinned(name, xs, _column(run.train, key))
+        for key, name in _WAITS.items()
+        if any(value > 0.0 for value in _column(run.train, key))
+    ]
+    if waits:
+        axis = Axis("share of a step", format=percent, zero=True)
+        figures.append(_figure(waits, "What a step waits for", x, axis, caption=_overlap_caption(run)))
     if run.profile:
         figures.append(profile_figure(run.profile))
+    if run.spans:
+        figures.append(timeline_figure(run.spans))
     context: dict[str, Any] = {
         "figures": figures,
         "missing": "" if figures else "This run has recorded no speed yet.",
@@ -118,6 +135,16 @@ def speed(run: Run) -> Section:
         "has_mfu": bool(shares),
     }
     return Section("speed", "Speed", "speed.html", context)
+
+
+def _overlap_caption(run: Run) -> str:
+    """Say what early reads of the item table saw, where there were any."""
+    rates = [rate for rate in _column(run.train, "collision_rate") if math.isfinite(rate)]
+    if not rates:
+        return ""
+    stale = max((value for value in _column(run.train, "staleness") if math.isfinite(value)), default=0.0)
+    mean = sum(rates) / len(rates)
+    return f"{percent(mean)} of a batch's rows were in the batch before too; look-ups lacked up to {stale:g} updates."
 
 
 def profile_figure(milliseconds: Mapping[str, float]) -> Figure:

@@ -17,6 +17,8 @@ import yaml
 
 from turbogr.errors import UserError
 from turbogr.report import wording
+from turbogr.report.charts import Stretch
+from turbogr.report.timeline import last_steps
 
 Record = dict[str, Any]
 
@@ -26,7 +28,8 @@ class Run:
     """A run folder in memory; `problems` says what could not be read or does not belong together.
 
     `evaluation` is what the page shows as the result, in the form of evaluation.json; it and `samples` may be None.
-    `profile` has milliseconds by operator, and is empty when no step was profiled.
+    `profile` has milliseconds by operator, and is empty when no step was profiled. `spans` is what ran during some
+    steps.
     """
 
     path: Path
@@ -38,6 +41,7 @@ class Run:
     evaluation: Record | None
     samples: list[Record] | None
     profile: dict[str, float]
+    spans: list[Stretch]
     problems: list[str]
 
     @classmethod
@@ -71,6 +75,7 @@ class Run:
             evaluation=evaluation,
             samples=[user for user in users if isinstance(user, dict)] if isinstance(users, list) else None,
             profile=_milliseconds(_read_optional(path / "profile.json", problems)),
+            spans=last_steps(_read_optional(path / "timeline.json", problems)),
             problems=problems,
         )
 

@@ -156,6 +156,15 @@ class Frame:
         self.make_room(x.label, y.label)
         self.top += headroom
         down = self.y_axis(y, ys)
+        return self._ticks_below(x, xs), down
+
+    def x_axis(self, x: Axis, xs: Sequence[float], names: Sequence[str]) -> Scale:
+        """Draw ticks and labels below rows called `names`, with room for these on the left; return the scale."""
+        self.left = 10 + max((text_width(name, SMALL) for name in names), default=0.0)
+        self.baseline()
+        return self._ticks_below(x, xs)
+
+    def _ticks_below(self, x: Axis, xs: Sequence[float]) -> Scale:
         across = Scale.fit(xs, x, self.left, self.right)
         places = across.ticks(max(2, int((self.right - self.left) / 70)), integer=x.integer)
         texts = [x.format(tick) for tick in places]
@@ -175,7 +184,7 @@ class Frame:
             )
             self.elements.append(self._tick_label(pixel, texts[index]))
         self._x_label(x.label)
-        return across, down
+        return across
 
     def make_room(self, x_label: str, y_label: str) -> None:
         """Leave space under the plot for ticks and `x_label`, and write `y_label` above it."""
