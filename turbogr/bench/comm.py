@@ -77,9 +77,10 @@ def run(settings: Mapping[str, Any]) -> Result:
         _dense(settings, figures),
     ]
     plot = grouped_bar_chart(
-        [f"{case} {words}" for case in shapes for words in PARTS.values()],
+        [f"{case} {word}" for case in shapes for word in ("all-to-all", "in all", "step")],
         bars,
         title="A step's communication, flat against hierarchical",
+        width=720,
         y=Axis("milliseconds", zero=True),
     )
     return Result(figures, tables, {"comm": plot}, list(notes))
