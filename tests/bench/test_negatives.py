@@ -61,8 +61,8 @@ def test_it_runs_and_records() -> None:
 
 def test_what_would_not_fit_is_left_out_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(negatives, "memory_bytes", lambda: 2**20)
-    assert "left out" in (negatives._too_large(1024, negatives.SETTINGS) or "")
-    assert negatives._too_large(1, {"tokens": 2, "dim": 4}) is None
+    assert "left out" in (negatives._too_large(1024, 200, negatives.SETTINGS) or "")
+    assert negatives._too_large(1, 2, {"tokens": 2, "dim": 4}) is None
 
 
 @pytest.mark.parametrize(

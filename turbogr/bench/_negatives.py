@@ -25,7 +25,7 @@ from turbogr.train.calibration import made_up_batch
 PLAIN = "plain gather"
 MODEL = "model"
 _DRAWN = 64
-_SEGMENT_MB = 8.0
+_SEGMENT_MB = 16.0
 
 
 class Case(NamedTuple):

@@ -2,7 +2,7 @@
 
 Plain gather is what the public code does: the vectors of all negatives of all positions, then a pass at a time. All
 others fetch distinct rows and use the compiled operator: in one piece, with negatives in fp16 or int8, in segments of
-8 MB, with 64 drawn for a position and the rest shared, and fp16, segments and sharing together. A measurement runs from
+16 MB, with 64 drawn for a position and the rest shared, and fp16, segments and sharing together. A measurement runs from
 ids to the gradients of queries and rows, in a process of its own; the rest of a step is that of an HSTU of two blocks.
 """
 
@@ -22,7 +22,7 @@ from turbogr.report.charts import Axis, Series, line_chart
 SETTINGS: dict[str, Any] = {
     "negatives": [32, 128, 512, 1024],
     "lengths": [200, 2048, 8192],
-    "tokens": 8192,  # of a batch; a longer length means fewer sequences
+    "tokens": 4096,  # of a batch; a longer length means fewer sequences, at least one
     "items": 100_000,
     "dim": 64,
     "ways": [PLAIN, *WAYS],
@@ -31,9 +31,9 @@ SETTINGS: dict[str, Any] = {
 }
 
 _BEST = "all together"
-# Tensors of positions x negatives x columns that plain gather holds at once: vectors, their unit vectors, products, and
-# gradients of these.
-_PLAIN_COPIES = 5
+# Tensors of positions x negatives x columns that plain gather was seen to hold at once: vectors, their unit vectors,
+# products, gradients of these and what their sums need.
+_PLAIN_COPIES = 12
 
 Found = dict[tuple[str, int, int], Measured]
 
@@ -61,7 +61,7 @@ def run(settings: Mapping[str, Any]) -> Result:
         models[length] = measure_in_child(Case(MODEL, 2, *sizes)).seconds
         for count in settings["negatives"]:
             for way in settings["ways"]:
-                if way == PLAIN and (note := _too_large(count, settings)):
+                if way == PLAIN and (note := _too_large(count, length, settings)):
                     notes.append(note)
                     continue
                 found[way, count, length] = measure_in_child(Case(way, count, *sizes))
@@ -97,12 +97,13 @@ def figures(
     return result
 
 
-def _too_large(num_negatives: int, settings: Mapping[str, Any]) -> str | None:
-    wanted = _PLAIN_COPIES * 4 * settings["tokens"] * num_negatives * settings["dim"]
+def _too_large(num_negatives: int, length: int, settings: Mapping[str, Any]) -> str | None:
+    wanted = _PLAIN_COPIES * 4 * max(settings["tokens"], length) * num_negatives * settings["dim"]
     there = memory_bytes()
     if there is None or wanted < 0.7 * there:
         return None
-    return f"{PLAIN} of {num_negatives} negatives would take about {wanted / 2**30:.0f} GiB and was left out"
+    size = f"{wanted / 2**30:.0f} GiB"
+    return f"{PLAIN} of {num_negatives} negatives at length {length} would take about {size} and was left out"
 
 
 def _table(length: int, settings: Mapping[str, Any], found: Found, model: float) -> Table:
