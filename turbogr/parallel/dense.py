@@ -70,7 +70,7 @@ class FlatGradients:
             self._begin_next()
 
     def _begin_next(self) -> None:
-        with contact():
+        with contact("dense"):
             self._works.append(dist.all_reduce(self._buckets[len(self._works)], group=self._ranks, async_op=True))
 
     def start(self) -> None:
@@ -82,7 +82,7 @@ class FlatGradients:
     def finish(self) -> None:
         """Wait for the sums; the parameters' gradients are global from here on."""
         for work in self._works:
-            with contact():
+            with contact("dense"):
                 work.wait()
         self._works.clear()
         self._missing = []
