@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -132,6 +133,25 @@ def test_killed_without_warning(turbogr, store, run, tmp_path, patch):
     assert status == 0, err
     assert "resuming after step 8" in err
     assert final_state(out) == final_state(run)
+    assert not leftovers(out)
+
+
+@pytest.mark.parametrize("mode", ["semi_async", "exact_overlap"])
+def test_killed_at_a_random_moment_with_batches_in_flight(turbogr, store, tmp_path, mode):
+    options = ["--set", f"pipeline.mode={mode}", "--set", "train.checkpoint_every=3", "--set", "train.epochs=12"]
+    assert turbogr(*train_arguments(store, tmp_path / "straight", *options))[0] == 0
+    out = tmp_path / "killed"
+    with subprocess.Popen(
+        [sys.executable, "-m", "turbogr", *train_arguments(store, out, *options)], stderr=subprocess.DEVNULL
+    ) as process:
+        deadline = time.monotonic() + 120
+        while not list(out.glob("checkpoints/step-*")) and process.poll() is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        time.sleep(random.uniform(0.0, 0.3))
+        process.kill()
+    assert turbogr(*train_arguments(store, out, "--resume", *options))[0] == 0
+    assert final_state(out) == final_state(tmp_path / "straight")
     assert not leftovers(out)
 
 

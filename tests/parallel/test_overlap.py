@@ -14,10 +14,12 @@ import numpy as np
 import pytest
 
 from tests.parallel.ranks import run_ranks
-from tests.parallel.training import make_trainer, whole_state
+from tests.parallel.training import make_trainer, train_run, whole_state
 from tests.train.test_overlap import sparse, train_epochs, with_pipeline
+from tests.train.test_run import assert_same_end
 from turbogr import machine
 from turbogr.config import Config
+from turbogr.data.store import Store
 from turbogr.parallel.world import joined
 from turbogr.train import overlap
 from turbogr.train.run import train
@@ -94,6 +96,25 @@ def test_every_mode_is_what_it_says_on_any_mesh(
     for rank in ranks:
         for mode, result in rank.items():
             assert np.array_equal(result["state"][weight], first[mode]["state"][weight])
+
+
+@pytest.mark.parametrize("mode", ["semi_async", "exact_overlap"])
+def test_a_signal_and_resume_on_ranks_changes_nothing(
+    mode: str, config: Config, store_path: Path, tmp_path: Path
+) -> None:
+    config = with_pipeline(sparse(config), mode=mode)
+    straight = run_ranks(2, train_run, config, store_path, tmp_path / "straight")
+    stopped = run_ranks(2, train_run, config, store_path, tmp_path / "stopped", 1)
+    assert [end["status"] for end in straight] == ["finished"] * 2
+    assert [end["status"] for end in stopped] == ["interrupted"] * 2
+    assert stopped[0]["step"] == stopped[1]["step"] < straight[0]["step"]
+    again = run_ranks(2, train_again, config, store_path, tmp_path / "stopped")
+    assert [end["status"] for end in again] == ["finished"] * 2
+    assert_same_end(config, Store.open(store_path), tmp_path / "straight", tmp_path / "stopped")
+
+
+def train_again(config: Config, store: Path, out: Path) -> dict[str, Any]:
+    return train_run(config, store, out, resume=True)
 
 
 def fail_in_stage(config: Config, store: Path, out: Path, stage: str) -> tuple[str, str, float]:
