@@ -2,8 +2,9 @@
 
 Plain gather is what the public code does: the vectors of all negatives of all positions, then a pass at a time. All
 others fetch distinct rows and use the compiled operator: in one piece, with negatives in fp16 or int8, in segments of
-16 MB, with 64 drawn for a position and the rest shared, and fp16, segments and sharing together. A measurement runs from
-ids to the gradients of queries and rows, in a process of its own; the rest of a step is that of an HSTU of two blocks.
+16 MB, with 64 drawn for a position and the rest shared, and fp16, segments and sharing together. A measurement runs
+from ids to the gradients of queries and rows, in a process of its own; the rest of a step is that of an HSTU of two
+blocks.
 """
 
 from __future__ import annotations
