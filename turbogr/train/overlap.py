@@ -263,7 +263,39 @@ class Pipelined(Serial):
         self._workers = {}
 
 
-class SemiAsync(Pipelined):
+class _Ahead(Pipelined):
+    """A worker reads rows of later batches and, between such reads, updates rows of the batches before."""
+
+    def __init__(self, stepper: Stepper, timeline: Timeline, depth: int, make_worker: MakeWorker = Threaded) -> None:
+        super().__init__(stepper, timeline, depth, make_worker)
+        self._reads: dict[int, Job] = {}
+        self._updates: deque[Job] = deque()
+
+    def flights(self, loader: Loader, first: int, limit: int | None) -> Generator[Flight, None, None]:
+        self._reads, self._updates = {}, deque()
+        yield from super().flights(loader, first, limit)
+
+    def _read_ahead(self, step: int) -> None:
+        self._reads[step] = self._workers["embed"].post(self._read, step, self._fronts[step])
+
+    def _read(self, flight: Flight) -> Tensor:
+        """Look rows of a batch up and send them, in the worker; return those that came."""
+        raise NotImplementedError
+
+    def _update_later(self, work: Callable[..., Tensor], flight: Flight, *arguments: Any) -> None:
+        """Post an update of rows, which returns the slots that it updates."""
+        self._updates.append(self._workers["embed"].post(work, flight.step, flight, *arguments))
+
+    def settle(self) -> None:
+        while self._updates:
+            self.updated = self._updates.popleft().result()
+
+    def close(self) -> None:
+        self.settle()
+        super().close()
+
+
+class SemiAsync(_Ahead):
     """Rows of a batch lack the updates of the `staleness` batches before it, of an epoch's first batches as many as
     there are: an epoch starts with all updates done."""
 
@@ -277,8 +309,6 @@ class SemiAsync(Pipelined):
     ) -> None:
         self.ahead = staleness
         super().__init__(stepper, timeline, depth, make_worker)
-        self._reads: dict[int, Job] = {}
-        self._updates: deque[Job] = deque()
         self._undo: deque[RowGradients] = deque(maxlen=staleness)
         """What the last updates of this epoch have overwritten."""
         self._gone: list[Tensor] = []
@@ -288,7 +318,7 @@ class SemiAsync(Pipelined):
     def flights(self, loader: Loader, first: int, limit: int | None) -> Generator[Flight, None, None]:
         if loader.state_dict()["step"] == 0:
             self._undo.clear()
-        self._reads, self._updates, self._seen = {}, deque(), None
+        self._seen = None
         self._version, self._gone = first, self.earlier()
         yield from super().flights(loader, first, limit)
 
@@ -299,9 +329,6 @@ class SemiAsync(Pipelined):
             flight.rows_read, flight.rows_shared = int(seen.sum()), int((seen & self._seen).sum())
         self._seen = seen
         return flight
-
-    def _read_ahead(self, step: int) -> None:
-        self._reads[step] = self._workers["embed"].post(self._read, step, self._fronts[step])
 
     def _read(self, flight: Flight) -> Tensor:
         oldest = self._first - len(self._gone)
@@ -335,9 +362,7 @@ class SemiAsync(Pipelined):
                 self.stepper.clip(reduced.rows, grad_norm)
             self.stepper.update_dense(factor)
         number = self.stepper.rows.begin()
-        grad = gradient_of(working_set.rows)
-        post = self._workers["embed"].post
-        self._updates.append(post(self._update_rows, flight.step, flight, grad, reduced.rows, factor, number))
+        self._update_later(self._update_rows, flight, gradient_of(working_set.rows), reduced.rows, factor, number)
 
     def _update_rows(
         self, flight: Flight, grad: Tensor, rows: RowGradients | None, factor: float, number: int
@@ -349,10 +374,6 @@ class SemiAsync(Pipelined):
         self.stepper.update_rows(rows, factor, number)
         self._version += 1
         return rows.slots
-
-    def settle(self) -> None:
-        while self._updates:
-            self.updated = self._updates.popleft().result()
 
     def earlier(self) -> list[Tensor]:
         found: list[Tensor] = []
@@ -368,12 +389,8 @@ class SemiAsync(Pipelined):
             slots = (old.view(torch.int32) != new.view(torch.int32)).any(1).nonzero().flatten()
             self._undo.append(RowGradients(slots, old[slots]))
 
-    def close(self) -> None:
-        self.settle()
-        super().close()
 
-
-class ExactOverlap(Pipelined):
+class ExactOverlap(_Ahead):
     """What consecutive batches share is updated and read in the order of `sync`, the rest beside the computation.
 
     Rows that a batch shares with the one before are not read early to be sent again: they are read once, late.
@@ -383,13 +400,10 @@ class ExactOverlap(Pipelined):
 
     def __init__(self, stepper: Stepper, timeline: Timeline, depth: int, make_worker: MakeWorker = Threaded) -> None:
         super().__init__(stepper, timeline, depth, make_worker)
-        self._reads: dict[int, Job] = {}
-        self._updates: deque[Job] = deque()
         self._previous: tuple[Flight, Tensor] | None = None
-        self._at_once = torch.empty(0, dtype=torch.int64)
 
     def flights(self, loader: Loader, first: int, limit: int | None) -> Generator[Flight, None, None]:
-        self._reads, self._updates, self._previous = {}, deque(), None
+        self._previous = None
         yield from super().flights(loader, first, limit)
 
     def _wait(self, flight: Flight) -> Flight:
@@ -403,9 +417,6 @@ class ExactOverlap(Pipelined):
             flight.rows_read, flight.rows_shared = int(touched.sum()), int((touched & touched_before).sum())
         self._previous = flight, touched
         return flight
-
-    def _read_ahead(self, step: int) -> None:
-        self._reads[step] = self._workers["embed"].post(self._read, step, self._fronts[step])
 
     def _read(self, flight: Flight) -> Tensor:
         table = self._tables["embed"]
@@ -450,25 +461,15 @@ class ExactOverlap(Pipelined):
             self.stepper.update_dense(factor)
             if reduced.rows is not None:
                 self.stepper.update_rows(reduced.rows, factor, number)
-        self._at_once = torch.empty(0, dtype=torch.int64) if reduced.rows is None else reduced.rows.slots
-        grad = gradient_of(working_set.rows)
-        post = self._workers["embed"].post
-        self._updates.append(post(self._update_rest, flight.step, flight, grad, factor, number))
+        done = [] if reduced.rows is None else [reduced.rows.slots]
+        self._update_later(self._update_rest, flight, gradient_of(working_set.rows), done, factor, number)
 
-    def _update_rest(self, flight: Flight, grad: Tensor, factor: float, number: int) -> Tensor:
+    def _update_rest(self, flight: Flight, grad: Tensor, done: list[Tensor], factor: float, number: int) -> Tensor:
         table, shared = self._tables["embed"], flight.after
         request, grad = (flight.asked, grad) if shared is None else (shared.rest, grad[~shared.mine])
         rows = table.collect(table.send_back(request, grad))
         self.stepper.update_rows(rows, factor, number)
-        return rows.slots
-
-    def settle(self) -> None:
-        while self._updates:
-            self.updated = torch.cat([self._updates.popleft().result(), self._at_once])
-
-    def close(self) -> None:
-        self.settle()
-        super().close()
+        return torch.cat([rows.slots, *done])
 
 
 def make_executor(
