@@ -5,6 +5,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch.distributed as dist
@@ -82,6 +83,47 @@ def test_a_process_that_did_not_run_itself_misses_nobody(monkeypatch: pytest.Mon
     assert job.told == [[], [], []]
     for rank in job.ranks[:2]:
         rank.stop()
+
+
+class DeafStore:
+    """A store that stops answering, as that of a stopped process does."""
+
+    def __init__(self) -> None:
+        self._store, self.answers = dist.HashStore(), threading.Event()
+        self.answers.set()
+
+    def __getattr__(self, name: str) -> Any:
+        self.answers.wait()
+        return getattr(self._store, name)
+
+
+def test_a_store_that_does_not_answer_ends_the_rank() -> None:
+    store, told = DeafStore(), []  # type: ignore[var-annotated]
+    one = Pulse(store, 0, 1, 0.2, keeper="rank 0 on here", end=told.append)  # type: ignore[arg-type]
+    one.start()
+    time.sleep(0.3)
+    assert told == []
+    store.answers.clear()
+    deadline = time.monotonic() + 20
+    while not told:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert told == ["rank 0 on here has not answered for 0.2 s (parallel.timeout)"]
+    one.stop()
+    store.answers.set()
+
+
+def test_the_keeper_of_the_store_waits_for_the_others_to_end() -> None:
+    store = dist.HashStore()
+    ranks = [Pulse(store, rank, 2, None, keeps=rank == 0) for rank in range(2)]
+    for rank in ranks:
+        rank.start()
+    threading.Timer(0.1, ranks[1].stop).start()
+    started = time.monotonic()
+    ranks[0].stop()
+    ranks[0].linger()
+    assert time.monotonic() - started > 0.08
+    ranks[1].linger()
 
 
 def test_who_has_not_come_is_named() -> None:

@@ -28,23 +28,35 @@ class Pulse:
     """The beats of rank `rank` of `size`; `store` must be a connection that nothing else waits on.
 
     After `seconds` without a beat of the next rank (None: never), `end` is called with a message, and on the other
-    ranks with "". Time counts while this process runs: a machine that was asleep has lost nobody.
+    ranks with ""; so it is when the store does not answer for as long. Time counts while this process runs: a machine
+    that was asleep has lost nobody. `keeper` is who keeps the store, in words; `keeps` whether it is this process.
     """
 
     def __init__(
-        self, store: Store, rank: int, size: int, seconds: float | None, end: Callable[[str], None] | None = None
+        self,
+        store: Store,
+        rank: int,
+        size: int,
+        seconds: float | None,
+        *,
+        keeper: str = "the process that keeps the store",
+        keeps: bool = False,
+        end: Callable[[str], None] | None = None,
     ) -> None:
         self.seconds, self.calls, self._ticks = seconds, 0, 0
         self._counting = threading.Lock()
         self._store, self._rank, self._size, self._end = store, rank, size, end or _end_process
+        self._keeper, self._keeps = keeper, keeps
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._live, daemon=True, name="pulse")
+        self._answers = 0
 
     def start(self) -> None:
         """Begin to beat."""
         self._store.set(f"who-{self._rank}", f"process {os.getpid()} on {socket.gethostname()}")
         self._beat()
         self._thread.start()
+        threading.Thread(target=self._watch_store, daemon=True, name="pulse-store").start()
 
     def count_call(self) -> None:
         """Note that this rank begins a collective, in whichever thread."""
@@ -55,8 +67,16 @@ class Pulse:
         """Say that this rank ends as it should, or knows of a rank that does not."""
         self._over.set()
         self._thread.join(_MISSED * _BEAT_SECONDS)
+        if not self._thread.is_alive():  # else the store does not answer
+            with suppress(RuntimeError):
+                self._store.set(f"beat-{self._rank}", _DONE)
+
+    def linger(self) -> None:
+        """Let the others say so too, for a moment, before the store goes with this process."""
+        deadline = time.monotonic() + 2 * _BEAT_SECONDS
         with suppress(RuntimeError):
-            self._store.set(f"beat-{self._rank}", _DONE)
+            while self._keeps and time.monotonic() < deadline and set(self._beats().values()) != {_DONE}:
+                time.sleep(0.1 * _BEAT_SECONDS)
 
     def gone(self) -> str:
         """Name the ranks that have stopped beating without a word, "" for none; takes some seconds."""
@@ -80,6 +100,7 @@ class Pulse:
                     self._end("")
                     return
                 latest = self._read(f"beat-{watched}")
+                self._answers += 1
             except RuntimeError:
                 return  # who keeps the store has ended, and connections tell of that
             now = time.monotonic()
@@ -89,6 +110,18 @@ class Pulse:
                 with suppress(RuntimeError):
                     self._store.set("silent", silent)
                 self._end(f"{silent} has shown no sign of life for {self.seconds:g} s (parallel.timeout)")
+                return
+
+    def _watch_store(self) -> None:
+        """End when the other thread waits for the store in vain: it has no time limit that holds."""
+        answers, quiet = 0, 0.0
+        looked = time.monotonic()
+        while self._thread.is_alive() and not self._over.wait(_BEAT_SECONDS):
+            now = time.monotonic()
+            quiet = 0.0 if self._answers != answers else quiet + min(now - looked, 2 * _BEAT_SECONDS)
+            answers, looked = self._answers, now
+            if self.seconds is not None and quiet > self.seconds + 2 * _MISSED * _BEAT_SECONDS:
+                self._end(f"{self._keeper} has not answered for {self.seconds:g} s (parallel.timeout)")
                 return
 
     def _silent(self) -> list[int]:

@@ -193,6 +193,7 @@ def _end_pulse() -> None:
     global _pulse
     if _pulse is not None:
         _pulse.stop()
+        _pulse.linger()
         _pulse = None
 
 
@@ -206,11 +207,16 @@ def _initialise(timeout: float, start_timeout: float) -> None:
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         # A job that torchrun starts again meets the store of its last life, with addresses of ranks that are gone.
         life = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        keeps_store = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+        agent_keeps_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        keeps_store = rank == 0 and not agent_keeps_store
         store = PrefixStore(f"turbogr/{life}", _open_store(keeps_store, start_timeout))
         _wait_for_all(store, rank, size, start_timeout)
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout))
-        _pulse = Pulse(PrefixStore(f"pulse/{life}", _open_store(False, start_timeout)), rank, size, _PATIENCE_SECONDS)
+        where = f"{'torchrun' if agent_keeps_store else 'rank 0'} on {os.environ['MASTER_ADDR']}"
+        pulse_store = PrefixStore(f"pulse/{life}", _open_store(False, start_timeout))
+        _pulse = Pulse(
+            pulse_store, rank, size, _PATIENCE_SECONDS, keeper=f"the job's store ({where})", keeps=keeps_store
+        )
         _pulse.start()
     except (RuntimeError, ValueError, KeyError) as error:
         if isinstance(error, UserError):
