@@ -6,6 +6,9 @@ and of lists of hard negatives that are made from the item table now and then.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import numpy as np
 from torch import Tensor
 
@@ -84,19 +87,10 @@ class Objective:
                     precision=config.precision,
                 )
             negatives = with_others(negatives, positives, chosen)
+        score: Callable[..., Tensor] = sampled_softmax
         if config.segment_mb is not None:
-            return segmented_softmax(
-                outputs,
-                rows,
-                positives,
-                negatives,
-                temperature=config.temperature,
-                log_q=log_q,
-                groups=groups,
-                precision=config.precision,
-                budget_bytes=config.segment_mb * 1e6,
-            )
-        return sampled_softmax(
+            score = partial(segmented_softmax, budget_bytes=config.segment_mb * 1e6)
+        return score(
             outputs,
             rows,
             positives,
