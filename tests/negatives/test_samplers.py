@@ -15,7 +15,14 @@ from turbogr.layers.item_table import ItemTable
 from turbogr.negatives import Objective
 from turbogr.negatives.alias import AliasTable
 from turbogr.negatives.hard import HardCache
-from turbogr.negatives.samplers import InBatchSampler, PopularitySampler, Request, UniformSampler, shared_out
+from turbogr.negatives.samplers import (
+    HardSampler,
+    InBatchSampler,
+    PopularitySampler,
+    Request,
+    UniformSampler,
+    shared_out,
+)
 
 NUM_ITEMS = 40
 COUNTS = np.concatenate([[0, 1, 500], np.arange(37) ** 2])
@@ -176,6 +183,15 @@ def test_hard_negatives_belong_to_the_position() -> None:
     drawn = objective.draw(batch, FIRST)
     nearest = objective.cache.lists_for(FIRST)[batch.targets]
     assert (drawn[:, 3:, None] == nearest[:, None, :]).any(2).all()
+
+
+def test_hard_negatives_are_drawn_evenly_from_their_list() -> None:
+    cache = HardCache(NUM_ITEMS, 5, every=100, seed=0)
+    cache.refresh(torch.randn(NUM_ITEMS, 6, generator=torch.Generator().manual_seed(0)), 0)
+    keys, target = torch.arange(4000), torch.full((4000, 1), 7)
+    drawn = HardSampler(cache, seed=1).draw(Request(keys, FIRST, target, target[:, 0]), 16)
+    expected = np.bincount(cache.lists_for(FIRST)[7].numpy(), minlength=NUM_ITEMS) / 5
+    assert chi_square(drawn, expected) < 4
 
 
 @pytest.mark.parametrize(
