@@ -42,8 +42,8 @@ PIPELINES: dict[str, dict[str, Any]] = {
     "semi_async": {"mode": "semi_async", "depth": 6},
     "exact_overlap": {"mode": "exact_overlap", "depth": 6},
 }
-_WARM = 3
-_BEHIND = 3  # steps that keep the pipeline full until the last measured one ends
+_WARM = 2
+_BEHIND = 2  # steps that keep the pipeline full until the last measured one ends
 _ROUNDS = 7
 
 

@@ -28,11 +28,11 @@ SETTINGS: dict[str, Any] = {
     "headline_mbits": 2000,
     "sequences": 2,  # per rank and step
     "length": 256,
-    "num_items": 200_000,
+    "num_items": 100_000,
     "num_negatives": 32,
-    "seconds": 3.0,  # of measured steps per case
-    "min_steps": 4,
-    "max_steps": 24,
+    "seconds": 2.0,  # of measured steps per case
+    "min_steps": 3,
+    "max_steps": 16,
     "groups": 1,
 }
 
