@@ -71,11 +71,11 @@ def measure_in_child(case: Case) -> Measured:
 
 
 def measure(case: Case) -> Measured:
-    """Run forward and backward some times, after one that warms up on a few positions."""
+    """Run forward and backward some times, after one on a few positions."""
     torch.set_num_threads(case.threads)
     ops.keep_freed_memory()
-    run, warm_up = prepare(case), prepare(case._replace(num_tokens=case.length, length=min(case.length, 16)))
-    warm_up()
+    run = prepare(case)
+    prepare(case._replace(num_tokens=16, length=16, num_items=64))()  # libraries set themselves up here
     before = _resident_bytes("VmRSS")
     _reset_peak()
     best = math.inf
