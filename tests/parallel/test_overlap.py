@@ -145,3 +145,4 @@ def test_a_failing_stage_of_one_rank_ends_all(stage: str, config: Config, store_
     (kind, told, _), (failed, why, _) = run_ranks(2, fail_in_stage, config, store_path, tmp_path / "run", stage)
     assert "disk on fire" in why and (failed == "StageFailed" or stage == "update")
     assert kind == "RankLost" and "--resume" in told
+    assert "disk on fire" in told, "the others say why"

@@ -115,6 +115,10 @@ class World:
                 raise
             _leave_word(self.rank, str(error))
             raise ToldElsewhere(str(error)) from error
+        except Exception as error:
+            if self.size > 1:
+                _leave_word(self.rank, f"{type(error).__name__}: {error}")
+            raise
 
     def tell_stop(self) -> None:
         """Let `stop_watch` of all ranks see it."""

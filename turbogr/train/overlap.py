@@ -252,14 +252,12 @@ class Pipelined(Serial):
         self._workers = {}
 
     def abandon(self) -> None:
-        threads = [worker for worker in self._workers.values() if isinstance(worker, Threaded)]
-        for worker in threads:
+        for worker in self._workers.values():
             worker.abandon()
-        if not all(worker.has_ended() for worker in threads):
-            for channel in self._channels:
-                channel.abort()
-            for worker in threads:
-                worker.has_ended()
+        for channel in self._channels:
+            channel.abort()
+        for worker in self._workers.values():
+            worker.wait_a_little()
         self._workers = {}
 
 

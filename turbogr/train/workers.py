@@ -67,6 +67,10 @@ class Worker(Protocol):
         """Begin nothing more of what was posted."""
         ...
 
+    def wait_a_little(self) -> None:
+        """Wait some seconds for what is being done; beyond that the process can end without it."""
+        ...
+
 
 class Inline:
     """A worker without a thread: what is posted is done at once, by the caller."""
@@ -87,6 +91,8 @@ class Inline:
     def close(self) -> None: ...
 
     def abandon(self) -> None: ...
+
+    def wait_a_little(self) -> None: ...
 
 
 class _Post(NamedTuple):
@@ -120,10 +126,8 @@ class Threaded:
         self._failure = self._failure or StageFailed(f"stage '{self.name}' was given up")
         self._posts.put(None)
 
-    def has_ended(self, seconds: float = _ABANDON_SECONDS) -> bool:
-        """Whether the thread ends within some seconds."""
-        self._thread.join(seconds)
-        return not self._thread.is_alive()
+    def wait_a_little(self) -> None:
+        self._thread.join(_ABANDON_SECONDS)
 
     def _run(self) -> None:
         while (post := self._posts.get()) is not None:
