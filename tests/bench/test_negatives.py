@@ -56,7 +56,7 @@ def test_it_runs_and_records() -> None:
     record, result = run_benchmark("negatives", [*settings, "repeats=1", "threads=1"])
     assert set(record.figures) == {"memory_saving_8", "step_ratio_8", "speedup_8"}
     assert len(result.tables) == 1 and len(result.tables[0].rows) == 3
-    assert set(result.plots) == {"negatives-time", "negatives-memory"}
+    assert set(result.plots) == {"time", "memory"}
 
 
 def test_what_would_not_fit_is_left_out_and_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,8 +69,8 @@ def run(settings: Mapping[str, Any]) -> Result:
     tables = [_table(length, settings, found, models[length]) for length in settings["lengths"]]
     title = f"The loss of {settings['tokens']:,} positions, d {settings['dim']}"
     plots = {
-        "negatives-time": _plot(f"{title}: time", "milliseconds", 1e3, 0, settings, found),
-        "negatives-memory": _plot(f"{title}: memory", "MiB", 2**-20, 1, settings, found),
+        "time": _plot(f"{title}: time", "milliseconds", 1e3, 0, settings, found),
+        "memory": _plot(f"{title}: memory", "MiB", 2**-20, 1, settings, found),
     }
     return Result(figures(settings["negatives"], settings["lengths"], found, models), tables, plots, notes)
 
