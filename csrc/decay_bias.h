@@ -12,7 +12,8 @@ struct Decay {
   float amplitude, exponent, base;
 };
 
-constexpr int64_t kDecaySums = 3;  // gradients of amplitude, exponent and base
+// exp_of, but a NaN stays one: a parameter that is none must not look like a weight.
+inline vf exp_or_nan(vf x) { return x == x ? exp_of(x) : x; }
 
 // What a tile keeps for the gradients: x^beta and ln x of every pair.
 struct DecayTile {
@@ -42,10 +43,10 @@ TURBOGR_OUTLINE inline void fill_decay(const Decay& decay, const int64_t* row_ti
     for (int64_t r = first; r < round_up(rows, kGroup); r += kLanes) {
       const int64_t at = c * kBlock + r;
       const vf log_days = log_of(load(tile.seconds + r) * (1.0f / 86400.0f));
-      const vf power = exp_of(log_days * decay.exponent);
+      const vf power = exp_or_nan(log_days * decay.exponent);
       store(tile.log_days + at, log_days);
       store(tile.power + at, power);
-      store(weights + at, exp_of(power * log_base) * decay.amplitude);
+      store(weights + at, exp_or_nan(power * log_base) * decay.amplitude);
     }
   }
 }

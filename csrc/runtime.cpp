@@ -4,6 +4,10 @@
 
 #include <cstdio>
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 namespace turbogr {
 namespace {
 
@@ -77,12 +81,22 @@ TURBOGR_EXPORT void turbogr_init(turbogr::ParallelFor parallel_for, turbogr::Num
   turbogr::num_threads_of_torch = parallel_for != nullptr ? num_threads : nullptr;
 }
 
+#if defined(__x86_64__)
+// What every processor with AVX2 has and the build for it uses, but a virtual machine may hide.
+static bool has_avx2_companions() {
+  unsigned a, b, c, d;
+  if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_F16C) || !(c & bit_POPCNT)) return false;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || !(b & bit_BMI) || !(b & bit_BMI2)) return false;
+  return __get_cpuid(0x80000001u, &a, &b, &c, &d) && (c & bit_LZCNT);
+}
+#endif
+
 // Whether this processor can run the kernels with this suffix.
 TURBOGR_EXPORT int turbogr_runs(const char* isa) {
   if (std::strcmp(isa, "generic") == 0) return 1;
 #if defined(__x86_64__)
   __builtin_cpu_init();
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_avx2_companions();
   if (std::strcmp(isa, "avx2") == 0) return avx2;
   if (std::strcmp(isa, "avx512") == 0) {
     return avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&

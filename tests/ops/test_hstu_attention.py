@@ -173,7 +173,9 @@ def test_torch_compile_sees_through_it() -> None:
         ({"v": torch.zeros(4, 2, 3)}, "v must have shape"),
         ({"key_times": torch.zeros(5)}, "key_times must be int64"),
         ({"position_weight": torch.zeros(10)}, "position_weight must have shape"),
-        ({"time_weight": torch.zeros(0)}, "time_weight needs"),
+        ({"time_weight": torch.zeros(0, dtype=torch.float64)}, "time_weight needs"),
+        ({"time_weight": torch.zeros(3)}, "time_weight must be torch.float64 like"),
+        ({"position_weight": torch.zeros(1)}, "position_weight must have shape"),
         ({"max_len": 4}, "longer than max_len 4"),
     ],
 )

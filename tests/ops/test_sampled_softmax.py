@@ -185,8 +185,8 @@ def test_the_operator_obeys_the_rules_of_torch_library() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"positives": torch.tensor([0, 9])}, "positives holds 9, outside 0 to 4"),
-        ({"negatives": torch.tensor([[0], [-1]])}, "negatives holds -1, outside 0 to 4"),
+        ({"positives": torch.tensor([0, 9])}, r"positives holds 9 at \(1,\), outside 0 to 4"),
+        ({"negatives": torch.tensor([[0], [-1]])}, r"negatives holds -1 at \(1, 0\), outside 0 to 4"),
         ({"rows": torch.zeros(5, 4)}, "rows must have shape"),
         ({"positives": torch.tensor([0])}, "positives must have shape"),
         ({"log_q": torch.zeros(4)}, "log_q must have shape"),

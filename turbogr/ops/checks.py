@@ -1,13 +1,17 @@
-"""Checks that operators share: what a backend may rely on without looking again.
+"""Checks that operators share.
 
-They run on the CPU only where they read values: a look at a device tensor would stall its queue, and batches are
-checked before they move.
+An operator checks shapes and types before it chooses a backend. Values (offsets, indices) are checked by the backends
+themselves, where they are real also in a graph that torch.compile has made; on the CPU only: a look at a device tensor
+would stall its queue, and batches are checked before they move.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 
 def check_shape(name: str, tensor: Tensor, shape: tuple[int | None, ...]) -> None:
@@ -17,6 +21,35 @@ def check_shape(name: str, tensor: Tensor, shape: tuple[int | None, ...]) -> Non
     ):
         wanted = ", ".join("any" if size is None else str(size) for size in shape)
         raise ValueError(f"{name} must have shape ({wanted}), got {tuple(tensor.shape)}")
+
+
+def check_filled(name: str, tensor: Tensor, *dims: int) -> None:
+    """Require at least one element along these dimensions."""
+    for dim in dims:
+        if tensor.shape[dim] == 0:
+            raise ValueError(f"{name} must not be empty along dimension {dim}, got shape {tuple(tensor.shape)}")
+
+
+def check_dtypes(dtype: torch.dtype, **tensors: Tensor | None) -> None:
+    """Require one floating type of all tensors: `dtype`, that of the operator's first argument."""
+    for name, tensor in tensors.items():
+        if tensor is not None and tensor.dtype != dtype:
+            raise ValueError(f"{name} must be {dtype} like the other tensors, got {tensor.dtype}; convert it first")
+
+
+def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
+    """Require one of the choices."""
+    if value not in choices:
+        raise ValueError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
+
+
+def check_keys(keys: Tensor | None, num_rows: int) -> None:
+    """Require keys [num_rows] int64, which dropout needs."""
+    if keys is None:
+        raise ValueError("dropout needs the keys of the rows: int64, one a row")
+    check_shape("keys", keys, (num_rows,))
+    if keys.dtype != torch.int64:
+        raise ValueError(f"keys must be int64, got {keys.dtype}")
 
 
 def check_offsets(offsets: Tensor, num_values: int, max_len: int | None = None) -> None:
@@ -34,7 +67,10 @@ def check_offsets(offsets: Tensor, num_values: int, max_len: int | None = None) 
     if offsets.numel() > 1:
         lengths = offsets.diff()
         if lengths.min() < 0:
-            raise ValueError("offsets must not decrease")
+            at = int((lengths < 0).nonzero()[0])
+            raise ValueError(
+                f"offsets must not decrease, got {int(offsets[at])} then {int(offsets[at + 1])} at place {at}"
+            )
         if max_len is not None and lengths.max() > max_len:
             raise ValueError(f"a sequence of {int(lengths.max())} is longer than max_len {max_len}")
 
@@ -47,12 +83,12 @@ def check_index(name: str, index: Tensor, bound: int) -> None:
         return
     low, high = torch.aminmax(index)
     if low < 0 or high >= bound:
-        raise ValueError(f"{name} holds {int(low) if low < 0 else int(high)}, outside 0 to {bound - 1}")
+        wrong = int(low) if low < 0 else int(high)
+        place = tuple((index == wrong).nonzero()[0].tolist())
+        raise ValueError(f"{name} holds {wrong} at {place}, outside 0 to {bound - 1}")
 
 
 def _readable(tensor: Tensor) -> bool:
-    return tensor.device.type == "cpu" and not torch.compiler.is_compiling() and not _is_fake(tensor)
-
-
-def _is_fake(tensor: Tensor) -> bool:
-    return type(tensor) is not Tensor and not isinstance(tensor, torch.nn.Parameter)
+    if tensor.device.type != "cpu" or torch.compiler.is_compiling():
+        return False
+    return not isinstance(tensor, FakeTensor) and not torch._is_functional_tensor(tensor)

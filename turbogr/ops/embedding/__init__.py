@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from turbogr.ops import native, registry
-from turbogr.ops.checks import check_index, check_shape
+from turbogr.ops.checks import check_dtypes, check_keys, check_shape
 from turbogr.ops.embedding import cpu, reference
 from turbogr.random import Dropout
 
@@ -32,12 +32,9 @@ def embed(
     check_shape("position_rows", position_rows, (None, rows.shape[1]))
     check_shape("index", index, (None,))
     check_shape("positions", positions, (index.shape[0],))
-    check_index("index", index, rows.shape[0])
-    check_index("positions", positions, position_rows.shape[0])
+    check_dtypes(rows.dtype, position_rows=position_rows)
     if dropout is not None:
-        if keys is None:
-            raise ValueError("dropout needs the keys of the tokens")
-        check_shape("keys", keys, (index.shape[0],))
+        check_keys(keys, index.shape[0])
     function = registry.choose("embed", rows.device, rows.dtype)
     out: Tensor = function(rows, index, position_rows, positions, scale, dropout, keys)
     return out

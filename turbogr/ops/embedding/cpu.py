@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from turbogr.ops import native
+from turbogr.ops.checks import check_index
 from turbogr.ops.native import Kernel, pointer
 from turbogr.random import Dropout, dropout_threshold
 
@@ -25,6 +26,8 @@ def _embed(
     rate: float,
     seed: int,
 ) -> Tensor:
+    check_index("index", index, rows.shape[0])
+    check_index("positions", positions, position_rows.shape[0])
     rows, position_rows = rows.contiguous(), position_rows.contiguous()
     index, positions = native.int64(index), native.int64(positions)
     keys = None if keys is None else native.int64(keys)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional as F
 
+from turbogr.ops.checks import check_index
 from turbogr.random import Dropout, apply_dropout
 
 
@@ -21,4 +22,6 @@ def embed(
 
     F.embedding rather than indexing: the gradient of `rows[index]` adds up in the order in which threads arrive.
     """
+    check_index("index", index, rows.shape[0])
+    check_index("positions", positions, position_rows.shape[0])
     return apply_dropout(F.embedding(index, rows) * scale + F.embedding(positions, position_rows), dropout, keys)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 from torch import Tensor
 
 from turbogr.ops import native, registry
-from turbogr.ops.checks import check_shape
+from turbogr.ops.checks import check_choice, check_dtypes, check_keys, check_shape
 from turbogr.ops.gated_linear import cpu, reference
 from turbogr.ops.norm_linear import Norm
 from turbogr.random import Dropout
@@ -37,10 +39,10 @@ def gated_linear(
     check_shape("residual", residual, (x.shape[0], weight.shape[1]))
     if bias is not None:
         check_shape("bias", bias, (weight.shape[1],))
+    check_dtypes(x.dtype, gate=gate, residual=residual, weight=weight, bias=bias)
+    check_choice("norm", norm, get_args(Norm))
     if dropout is not None:
-        if keys is None:
-            raise ValueError("dropout needs the keys of the rows")
-        check_shape("keys", keys, (x.shape[0],))
+        check_keys(keys, x.shape[0])
     function = registry.choose("gated_linear", x.device, x.dtype)
     out: Tensor = function(x, gate, residual, weight, bias, norm, eps, dropout, keys)
     return out

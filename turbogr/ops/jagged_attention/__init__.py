@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from turbogr.ops import native, registry
-from turbogr.ops.checks import check_offsets, check_shape
+from turbogr.ops.checks import check_dtypes, check_filled, check_offsets, check_shape
 from turbogr.ops.jagged_attention import cpu_relative, reference
 
 BUCKET_WIDTH = reference.BUCKET_WIDTH
@@ -41,7 +41,7 @@ def hstu_attention(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, bias: Relat
     """
     _check_qkv(q, k, v)
     check_offsets(offsets, q.shape[0], max_len)
-    _check_bias(bias, q.shape[0], max_len)
+    _check_bias(bias, q, max_len)
     function = registry.choose("hstu_attention", q.device, q.dtype)
     out: Tensor = function(q, k, v, offsets, *bias, max_len)
     return out
@@ -51,17 +51,19 @@ def _check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
     check_shape("q", q, (None, None, None))
     check_shape("k", k, tuple(q.shape))
     check_shape("v", v, (q.shape[0], q.shape[1], None))
-    if not (q.dtype == k.dtype == v.dtype):
-        raise ValueError(f"q, k and v must have one dtype, got {q.dtype}, {k.dtype}, {v.dtype}")
+    check_dtypes(q.dtype, k=k, v=v)
+    check_filled("q", q, 1, 2)
+    check_filled("v", v, 2)
 
 
-def _check_bias(bias: RelativeBias, num_tokens: int, max_len: int) -> None:
+def _check_bias(bias: RelativeBias, tokens: Tensor, max_len: int) -> None:
     for name, times in (("query_times", bias.query_times), ("key_times", bias.key_times)):
-        check_shape(name, times, (num_tokens,))
+        check_shape(name, times, (tokens.shape[0],))
         if times.dtype != torch.int64:
             raise ValueError(f"{name} must be int64 seconds, got {times.dtype}")
     check_shape("position_weight", bias.position_weight, (2 * max_len - 1,))
     check_shape("time_weight", bias.time_weight, (None,))
+    check_dtypes(tokens.dtype, position_weight=bias.position_weight, time_weight=bias.time_weight)
     if not 0 < bias.time_weight.numel() <= MAX_TIME_WEIGHTS:
         raise ValueError(f"time_weight needs 1 to {MAX_TIME_WEIGHTS} entries, got {bias.time_weight.numel()}")
 

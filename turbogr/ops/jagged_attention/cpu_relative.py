@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from turbogr.ops import native
+from turbogr.ops.checks import check_offsets
 from turbogr.ops.jagged_attention.reference import bucket_boundaries
 from turbogr.ops.native import Kernel, packed_heads, pointer
 
@@ -63,6 +64,7 @@ class _Attention:
         return out
 
     def _attend(self, *inputs: Any) -> Tensor:
+        check_offsets(inputs[3], inputs[2].shape[0], inputs[8])
         pointers, (heads, d, e), rest = _arguments(*inputs)
         out = self._empty_output(*inputs)
         num_sequences, *others = rest

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from turbogr.ops import native
+from turbogr.ops.checks import check_offsets
 from turbogr.ops.native import Kernel, packed_heads
 
 _forward = Kernel("softmax_forward", "p" * 6 + "i" * 8 + "f")
@@ -15,6 +16,7 @@ _backward = Kernel("softmax_backward", "p" * 10 + "i" * 7 + "f")
 
 
 def _attend(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    check_offsets(offsets, q.shape[0])
     q, k, v, offsets = packed_heads(q), packed_heads(k), packed_heads(v), offsets.contiguous()
     num_tokens, heads, d = q.shape
     out, log_sums = _fake(q, k, v)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from turbogr.ops import native, registry
-from turbogr.ops.checks import check_offsets, check_shape
+from turbogr.ops.checks import check_filled, check_offsets, check_shape
 from turbogr.ops.jagged_attention import RelativeBias, _check_bias, _check_qkv, cpu_relative, reference
 
 DECAY_UNIT = reference.DECAY_UNIT
@@ -55,11 +55,12 @@ def fuxi_attention(
     if q is not None and k is not None:
         _check_qkv(q, k, v)
     check_shape("v", v, (None, None, None))
+    check_filled("v", v, 1, 2)
     check_offsets(offsets, v.shape[0], max_len)
     functional = isinstance(bias, DecayBias)
     if functional:
         check_shape("decay", bias[3], (3,))
-    _check_bias(RelativeBias(*bias), v.shape[0], max_len)
+    _check_bias(RelativeBias(*bias), v, max_len)
     function = registry.choose("fuxi_attention", v.device, v.dtype)
     out: Tensor = function(q, k, v, offsets, *bias, max_len, functional)
     return out

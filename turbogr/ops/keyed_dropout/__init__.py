@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from turbogr.ops import native, registry
-from turbogr.ops.checks import check_shape
+from turbogr.ops.checks import check_keys, check_shape
 from turbogr.ops.keyed_dropout import cpu, reference
 from turbogr.random import Dropout
 
@@ -19,7 +19,7 @@ def keyed_dropout(x: Tensor, dropout: Dropout | None, keys: Tensor) -> Tensor:
         ValueError: shapes that do not fit.
     """
     check_shape("x", x, (None, None))
-    check_shape("keys", keys, (x.shape[0],))
+    check_keys(keys, x.shape[0])
     if dropout is None or dropout.rate == 0.0:
         return x
     out: Tensor = registry.choose("keyed_dropout", x.device, x.dtype)(x, dropout, keys)

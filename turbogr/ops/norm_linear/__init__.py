@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 from torch import Tensor
 
 from turbogr.ops import native, registry
-from turbogr.ops.checks import check_shape
+from turbogr.ops.checks import check_choice, check_dtypes, check_shape
 from turbogr.ops.norm_linear import cpu, reference
 
 Norm = Literal["layer", "rms", "none"]
@@ -49,6 +49,9 @@ def norm_linear_pieces(
     check_shape("weight", weight, (x.shape[1], None))
     if bias is not None:
         check_shape("bias", bias, (weight.shape[1],))
+    check_dtypes(x.dtype, weight=weight, bias=bias)
+    check_choice("norm", norm, get_args(Norm))
+    check_choice("activation", activation, get_args(Activation))
     if sum(widths) != weight.shape[1]:
         raise ValueError(f"widths {list(widths)} must add up to the {weight.shape[1]} columns of weight")
     function = registry.choose("norm_linear", x.device, x.dtype)

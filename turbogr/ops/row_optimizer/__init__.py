@@ -9,7 +9,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from turbogr.ops import native, registry
-from turbogr.ops.checks import check_index, check_shape
+from turbogr.ops.checks import check_dtypes, check_shape
 from turbogr.ops.row_optimizer import cpu, reference
 
 
@@ -31,9 +31,7 @@ def row_adam_(
     `step` counts from 1 and corrects the bias of the moments, which for a row that every step touches is exactly
     AdamW; a row that steps skip keeps its moments as they are.
     """
-    _check(weight, index, grad)
-    check_shape("mean", mean, tuple(weight.shape))
-    check_shape("square", square, tuple(weight.shape))
+    _check(weight, index, grad, mean=mean, square=square)
     if step < 1:
         raise ValueError(f"step counts from 1, got {step}")
     function = registry.choose("row_adam", weight.device, weight.dtype)
@@ -42,16 +40,17 @@ def row_adam_(
 
 def row_adagrad_(weight: Tensor, square: Tensor, index: Tensor, grad: Tensor, *, lr: float, eps: float) -> None:
     """Adagrad on the rows `index`: square += grad², weight -= lr · grad / (sqrt(square) + eps); `square` [V, d]."""
-    _check(weight, index, grad)
-    check_shape("square", square, tuple(weight.shape))
+    _check(weight, index, grad, square=square)
     registry.choose("row_adagrad", weight.device, weight.dtype)(weight, square, index, grad, lr, eps)
 
 
-def _check(weight: Tensor, index: Tensor, grad: Tensor) -> None:
+def _check(weight: Tensor, index: Tensor, grad: Tensor, **state: Tensor) -> None:
     check_shape("weight", weight, (None, None))
     check_shape("index", index, (None,))
     check_shape("grad", grad, (index.shape[0], weight.shape[1]))
-    check_index("index", index, weight.shape[0])
+    check_dtypes(weight.dtype, grad=grad, **state)
+    for name, tensor in state.items():
+        check_shape(name, tensor, tuple(weight.shape))
 
 
 registry.register_reference("row_adam", reference.row_adam_)

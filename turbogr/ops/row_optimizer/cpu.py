@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from turbogr.ops import native
+from turbogr.ops.checks import check_index
 from turbogr.ops.native import Kernel
 
 _adam = Kernel("row_adam", "pppppiifffffff")
@@ -29,6 +30,7 @@ def _row_adam_(
 ) -> None:
     for name, tensor in (("weight", weight), ("mean", mean), ("square", square)):
         _require_contiguous(name, tensor)
+    check_index("index", index, weight.shape[0])
     index, grad = native.int64(index), grad.contiguous()
     _adam(
         weight.data_ptr(),
@@ -51,6 +53,7 @@ def _row_adam_(
 def _row_adagrad_(weight: Tensor, square: Tensor, index: Tensor, grad: Tensor, lr: float, eps: float) -> None:
     for name, tensor in (("weight", weight), ("square", square)):
         _require_contiguous(name, tensor)
+    check_index("index", index, weight.shape[0])
     index, grad = native.int64(index), grad.contiguous()
     _adagrad(
         weight.data_ptr(),

@@ -7,6 +7,8 @@ import math
 import torch
 from torch import Tensor
 
+from turbogr.ops.checks import check_index
+
 
 @torch.no_grad()
 def row_adam_(
@@ -23,6 +25,7 @@ def row_adam_(
     weight_decay: float,
 ) -> None:
     """See `turbogr.ops.row_optimizer.row_adam_`."""
+    check_index("index", index, weight.shape[0])
     m = mean[index].lerp_(grad, 1 - beta1)
     v = square[index].mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
     mean[index], square[index] = m, v
@@ -34,6 +37,7 @@ def row_adam_(
 @torch.no_grad()
 def row_adagrad_(weight: Tensor, square: Tensor, index: Tensor, grad: Tensor, lr: float, eps: float) -> None:
     """See `turbogr.ops.row_optimizer.row_adagrad_`."""
+    check_index("index", index, weight.shape[0])
     s = square[index].addcmul_(grad, grad)
     square[index] = s
     weight[index] = weight[index].addcdiv_(grad, s.sqrt_().add_(eps), value=-lr)

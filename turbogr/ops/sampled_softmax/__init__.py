@@ -7,7 +7,7 @@ from typing import Literal, get_args
 from torch import Tensor
 
 from turbogr.ops import native, registry
-from turbogr.ops.checks import check_index, check_offsets, check_shape
+from turbogr.ops.checks import check_choice, check_dtypes, check_filled, check_offsets, check_shape
 from turbogr.ops.sampled_softmax import cpu, reference
 
 NORM_EPS = reference.NORM_EPS
@@ -46,16 +46,13 @@ def sampled_softmax(
     check_shape("rows", rows, (None, queries.shape[1]))
     check_shape("positives", positives, (queries.shape[0],))
     check_shape("negatives", negatives, (queries.shape[0] if groups is None else groups.numel() - 1, None))
-    check_index("positives", positives, rows.shape[0])
-    check_index("negatives", negatives, rows.shape[0])
+    check_filled("queries", queries, 1)
+    check_dtypes(queries.dtype, rows=rows)
     if log_q is not None:
         check_shape("log_q", log_q, (rows.shape[0],))
     if groups is not None:
         check_offsets(groups, queries.shape[0])
-        if groups.device.type == "cpu" and groups.numel() > 1 and groups.diff().min() < 1:
-            raise ValueError("groups must hold at least one position each")
-    if precision not in get_args(Precision):
-        raise ValueError(f"precision must be one of {', '.join(get_args(Precision))}, got {precision!r}")
+    check_choice("precision", precision, get_args(Precision))
     if not temperature > 0:
         raise ValueError(f"temperature must be positive, got {temperature}")
     function = registry.choose("sampled_softmax", queries.device, queries.dtype)

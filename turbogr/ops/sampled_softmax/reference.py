@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from turbogr.ops.checks import check_index, check_offsets
+
 NORM_EPS = 1e-6
 
 
@@ -31,6 +33,17 @@ def narrowed(x: Tensor, precision: str) -> Tensor:
     return x + (rounded - x.detach())
 
 
+def check_groups(groups: Tensor | None, num_positions: int) -> None:
+    """Require offsets of groups that hold at least one position each."""
+    if groups is None:
+        return
+    check_offsets(groups, num_positions)
+    if groups.device.type == "cpu" and not torch.compiler.is_compiling() and groups.numel() > 1:
+        lengths = groups.diff()
+        if lengths.min() < 1:
+            raise ValueError(f"groups must hold at least one position each; group {int(lengths.argmin())} is empty")
+
+
 def sampled_softmax(
     queries: Tensor,
     rows: Tensor,
@@ -43,6 +56,9 @@ def sampled_softmax(
     precision: str,
 ) -> Tensor:
     """See `turbogr.ops.sampled_softmax.sampled_softmax`."""
+    check_index("positives", positives, rows.shape[0])
+    check_index("negatives", negatives, rows.shape[0])
+    check_groups(groups, queries.shape[0])
     if normalize:
         queries, rows = unit(queries), unit(rows)
     if groups is not None:

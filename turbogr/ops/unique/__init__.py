@@ -21,6 +21,8 @@ def unique_rows(ids: Tensor | Sequence[Tensor], num_rows: int) -> tuple[Tensor, 
         ValueError: an id outside the table.
     """
     pieces = [ids] if isinstance(ids, Tensor) else list(ids)
+    if not pieces:
+        raise ValueError("unique_rows needs at least one tensor of ids, which may be empty")
     for piece in pieces:
         if piece.dtype not in (torch.int64, torch.int32):
             raise ValueError(f"ids must be int64 or int32, got {piece.dtype}")
