@@ -28,13 +28,14 @@ TINY = {
 
 def step(**changes: float) -> dict[str, float]:
     usual = {"seconds": 2.0, "exposed_sparse": 0.25, "exposed_dense": 0.125, "idle": 0.125, "dim": 64.0}
-    return {**usual, "rows_read": 1e6, "rows_shared": 2e5, **changes}
+    return {**usual, "rows_asked": 1e6, "rows_read": 1e6, "rows_shared": 2e5, **changes}
 
 
 def test_the_demand_is_the_time_on_the_link_over_that_of_computing() -> None:
     modes = {"serial": step(), "semi_async": step(), "exact_overlap": step()}
     # a million rows of 256 bytes, half of them from the other node, as vectors and as gradients; half of 2 s computes
     assert overlap.link_demand(modes, 2, 1000) == pytest.approx(1e6 * 256 * 8 / 1e9)
+    assert overlap.link_demand(modes, 4, 2000) == pytest.approx(1e6 * 256 * 8 / 1e9)
     assert overlap.collision_rate(modes) == pytest.approx(0.2)
 
 
@@ -54,6 +55,7 @@ def test_ranks_measure_every_mode() -> None:
     for mode, result in found[0]["tiny"].items():
         assert result["seconds"] > 0.0 and result["exposed_sparse"] >= 0.0
         assert (result["rows_read"] > 0.0) == (mode in ("semi_async", "exact_overlap"))
+        assert (result["rows_asked"] > 0.0) == (mode != "serial")
     assert found[0]["tiny"]["serial"]["exposed_sparse"] > 0.0
 
 

@@ -61,9 +61,11 @@ def _steps(world: World, model: str, mode: str, options: dict[str, Any]) -> dict
         trainer = _make_trainer(world, model, mode, options, Path(folder))
         marks: list[tuple[float, Window]] = []
         num_steps = options["max_steps"]
+        asked = []
         with trainer.flights() as flights:
             for done, flight in enumerate(flights, 1):
                 trainer.step(flight)
+                asked.append(0 if flight.request is None else flight.request.ids.numel())
                 marks.append((time.perf_counter(), dataclasses.replace(trainer.progress.window)))
                 if done == _WARM:
                     # Everybody must stop after the same step.
@@ -78,6 +80,7 @@ def _steps(world: World, model: str, mode: str, options: dict[str, Any]) -> dict
         "exposed_sparse": (after.exposed_sparse - before.exposed_sparse) / seconds,
         "exposed_dense": (after.exposed_dense - before.exposed_dense) / seconds,
         "idle": (after.idle - before.idle) / seconds,
+        "rows_asked": sum(asked) / len(asked),
         "rows_read": float(after.rows_read - before.rows_read) / num_steps,
         "rows_shared": float(after.rows_shared - before.rows_shared) / num_steps,
         "dim": float(trainer.table.dim),

@@ -76,11 +76,12 @@ def run(settings: Mapping[str, Any]) -> Result:
 def link_demand(modes: Mapping[str, Mapping[str, float]], ranks: int, mbits: float) -> float:
     """Seconds that rows and their gradients need on a node's link, per second of computing.
 
-    Of what a rank's batch reads, the share that lives on the other node crosses, once as vectors and once as gradients.
+    Of the rows that a rank asks for, the share that lives on the other node crosses, once as vectors and once, the
+    other way, as gradients; so in each direction a node sends vectors to the other's ranks and gradients of its own.
     """
     serial = modes["serial"]
-    rows = modes["semi_async"]["rows_read"]
-    num_bytes = rows * serial["dim"] * 4 * 2 / _NODES
+    crossing = modes["semi_async"]["rows_asked"] * (ranks / _NODES) * (1 - 1 / _NODES)
+    num_bytes = 2 * crossing * serial["dim"] * 4
     return num_bytes * 8 / (mbits * 1e6) / (serial["seconds"] * _compute_share(serial))
 
 
