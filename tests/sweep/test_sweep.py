@@ -115,6 +115,11 @@ def test_a_sweep_compares_and_runs_nothing_twice(recipe, data, tmp_path, capsys)
     assert {path: path.stat().st_mtime_ns for path in times} == times
     assert len(json.loads((out / "sweep.json").read_text())["runs"]) == 3
 
+    (out / "sweep.json").unlink()
+    assert sweep(recipe, data, out, "--grid", "train.seed=0,1,2,3", "--compare-only") == 0
+    assert len(json.loads((out / "sweep.json").read_text())["runs"]) == 3
+    assert sweep(recipe, data, tmp_path / "empty", "--compare-only") == 2
+
     metrics = out / "tiny" / "seed=0" / "metrics.jsonl"
     last = [line for line in metrics.read_text().splitlines() if '"eval"' in line][-1]
     metrics.write_text(metrics.read_text() + last + "\n" + last[:40])  # evaluated again, then killed within a line

@@ -36,22 +36,29 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="change one value of every run; may be repeated",
     )
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="how many runs at a time (default: 1)")
-    parser.add_argument("--dry-run", action="store_true", help="check everything, list the runs and start none")
+    only = parser.add_mutually_exclusive_group()
+    only.add_argument("--dry-run", action="store_true", help="check everything, list the runs and start none")
+    only.add_argument("--compare-only", action="store_true", help="start none and compare what is there")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the command; return its exit status."""
+    from turbogr.errors import UserError
     from turbogr.files import replace_text
-    from turbogr.sweep import cells_of, check, compare, parse_axis, sweep
+    from turbogr.sweep import Outcome, cells_of, check, compare, parse_axis, sweep
 
     cells = cells_of(args.recipes, [parse_axis(axis) for axis in args.grid])
     if args.dry_run:
         waiting = check(cells, Path(args.data), args.out, args.overrides)
         print("\n".join(f"{cell.name}  {'to do' if cell in waiting else 'finished'}" for cell in cells))
         return 0
-    outcome = sweep(cells, Path(args.data), args.out, overrides=args.overrides, jobs=args.jobs)
+    outcome = Outcome({}, None)
+    if not args.compare_only:
+        outcome = sweep(cells, Path(args.data), args.out, overrides=args.overrides, jobs=args.jobs)
     comparison = compare(cells, args.out)
+    if comparison is None and args.compare_only:
+        raise UserError(f"no run in {args.out} has been evaluated yet; leave --compare-only out to start them")
     if comparison is not None:
         record = {"command": _command(), **comparison.record()}
         replace_text(args.out / "sweep.json", json.dumps(record, indent=1, allow_nan=False) + "\n")

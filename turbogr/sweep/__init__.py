@@ -2,6 +2,6 @@
 
 from turbogr.sweep.grid import Cell, cells_of, parse_axis
 from turbogr.sweep.results import Comparison, compare
-from turbogr.sweep.runner import check, sweep
+from turbogr.sweep.runner import Outcome, check, sweep
 
-__all__ = ["Cell", "Comparison", "cells_of", "check", "compare", "parse_axis", "sweep"]
+__all__ = ["Cell", "Comparison", "Outcome", "cells_of", "check", "compare", "parse_axis", "sweep"]
