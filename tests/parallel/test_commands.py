@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -119,11 +120,16 @@ def test_torchrun_starts_a_job_again_from_its_last_checkpoint(
     script = tmp_path / "crashing.py"
     script.write_text(CRASHING)
     settings = ["--set", "train.checkpoint_every=2", "--set", "parallel.cost=[1, 0]"]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [*torchrun, "--max-restarts", "1", str(script), *train_arguments(store_path, tmp_path / "two", *settings)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=200)
-    assert ended.returncode == 0, ended.stderr
-    assert "resuming after step 4" in ended.stderr
+    # Two agents, as on two machines: only one of them counts the restart.
+    with socket.create_server(("localhost", 0)) as server:
+        port = server.getsockname()[1]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
+    torchrun += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}", "--max-restarts", "1"]
+    command = [*torchrun, str(script), *train_arguments(store_path, tmp_path / "two", *settings)]
+    agents = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    told = "".join(agent.communicate(timeout=200)[1] for agent in agents)
+    assert [agent.returncode for agent in agents] == [0, 0], told
+    assert "resuming after step 4" in told
     monkeypatch.setattr(machine, "gemm_peak", lambda *args, **kwargs: 1e11)
     assert cli.main(train_arguments(store_path, tmp_path / "one", *settings)) == 0
     one, two = (load_for_inference(tmp_path / name, "last") for name in ("one", "two"))

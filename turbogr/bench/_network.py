@@ -17,6 +17,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from turbogr.errors import UserError
+
 _PREFIX = "turbogr"
 _INTERFACE = "eth0"
 _BURST_SECONDS = 0.001  # of the rate pass at once, but at least a segment of the largest size
@@ -65,9 +67,10 @@ def emulated_network(num_nodes: int, megabits: float) -> Iterator[Network]:
     could not remove, the next one does. Where namespaces cannot be made, all nodes are this machine and the note says
     why.
     """
-    assert 0 < num_nodes < 255 and megabits > 0, (num_nodes, megabits)
-    with suppress(OSError, subprocess.CalledProcessError):
-        remove_leftovers()
+    assert 0 < num_nodes < 255, num_nodes
+    if megabits <= 0:
+        raise UserError(f"a link of {megabits:g} Mbit/s carries nothing; give a positive rate")
+    remove_leftovers()
     prefix = f"{_PREFIX}-{os.getpid()}-{_started(os.getpid())}-"
     try:
         try:
@@ -76,7 +79,7 @@ def emulated_network(num_nodes: int, megabits: float) -> Iterator[Network]:
             network = Network((Node(),) * num_nodes, _why_not(error))
         yield network
     finally:
-        with _undisturbed(), suppress(OSError, subprocess.CalledProcessError):
+        with _undisturbed():
             for name in _namespaces(prefix):
                 _remove(name)
 
@@ -124,18 +127,25 @@ def _why_not(error: OSError | subprocess.CalledProcessError) -> str:
 
 
 def _namespaces(prefix: str) -> list[str]:
-    return [name for line in _run("ip", "netns", "list").splitlines() if (name := line.split()[0]).startswith(prefix)]
+    """Names of namespaces that begin so; none where they cannot be listed."""
+    try:
+        listed = _run("ip", "netns", "list").splitlines()
+    except (OSError, subprocess.CalledProcessError):
+        return []
+    return [name for line in listed if (name := line.split()[0]).startswith(prefix)]
 
 
 def _remove(name: str) -> None:
-    """Kill the processes of a namespace and delete it."""
+    """Kill the processes of a namespace and delete it, as far as this is allowed."""
     deadline = time.monotonic() + _END_SECONDS
-    while (pids := _run("ip", "netns", "pids", name).split()) and time.monotonic() < deadline:
-        for pid in pids:
-            with suppress(ProcessLookupError):
-                os.kill(int(pid), signal.SIGKILL)
-        time.sleep(0.01)
-    _run("ip", "netns", "delete", name)
+    with suppress(OSError, subprocess.CalledProcessError):
+        while (pids := _run("ip", "netns", "pids", name).split()) and time.monotonic() < deadline:
+            for pid in pids:
+                with suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)
+            time.sleep(0.01)
+    with suppress(OSError, subprocess.CalledProcessError):
+        _run("ip", "netns", "delete", name)
 
 
 def _started(pid: int) -> str:

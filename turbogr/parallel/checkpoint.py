@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import warnings
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from turbogr.errors import UserError
+from turbogr.parallel.world import contact
 
 _PROBE_BYTES = 1 << 20
 
@@ -32,7 +34,8 @@ def save_tensors(state: dict[str, Any], folder: Path) -> None:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*torch.distributed is disabled.*")
-            save(state, storage_writer=FileSystemWriter(folder, overwrite=False), no_dist=not _many())
+            with contact("checkpoint") if _many() else nullcontext():
+                save(state, storage_writer=FileSystemWriter(folder, overwrite=False), no_dist=not _many())
     except CheckpointException as error:
         raise _os_error(error, folder) from error
 

@@ -1,7 +1,7 @@
 """Vectors in half the bytes on the way: fp16 or bf16 with a power of two per row, so that nothing over- or underflows.
 
 A row is scaled by the power of two that brings its largest element into [0.5, 1), and the exponent travels as one more
-column. Rounding is then relative to the row: at most 2**-12 of its largest element in fp16 and 2**-9 in bf16, however
+column. Rounding is then relative to the row: at most 2**-11 of its largest element in fp16 and 2**-8 in bf16, however
 small gradients are; a scale for the whole loss would have to be guessed. Infinity and NaN arrive as such.
 """
 

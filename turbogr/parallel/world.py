@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from turbogr.errors import RankLost, ToldElsewhere, UserError
+from turbogr.parallel.meeting import meet
 from turbogr.parallel.pulse import Pulse
 
 _T = TypeVar("_T")
@@ -29,7 +30,6 @@ _T = TypeVar("_T")
 _STOP_KEY, _LAST_WORDS_KEY = "stop", "last-words-"
 _STOP_POLL_SECONDS = 0.5
 _PATIENCE_SECONDS = 60.0
-_START_POLL_SECONDS = 0.05
 
 _pulse: Pulse | None = None
 
@@ -42,6 +42,7 @@ class World:
     size: int = 1
     local_rank: int = 0
     local_size: int = 1
+    restarted: bool = False  # torchrun has started the job, or a part of it, again after a failure
 
     @property
     def is_first(self) -> bool:
@@ -111,9 +112,10 @@ class World:
         except RankLost:
             raise
         except (UserError, OSError) as error:
+            if self.size > 1:
+                _leave_word(self.rank, str(error))
             if self.is_first:
                 raise
-            _leave_word(self.rank, str(error))
             raise ToldElsewhere(str(error)) from error
         except Exception as error:
             if self.size > 1:
@@ -151,11 +153,6 @@ def is_first_rank() -> bool:
     return not is_one_of_many() or os.environ.get("RANK", "0") == "0"
 
 
-def is_restarted() -> bool:
-    """Whether torchrun has started this rank again after a failure."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-
-
 @contextmanager
 def joined(timeout: float = 1800.0, start_timeout: float = 300.0) -> Iterator[World]:
     """Connect to the other ranks for the time of the `with` block, as the environment of torchrun says.
@@ -171,13 +168,13 @@ def joined(timeout: float = 1800.0, start_timeout: float = 300.0) -> Iterator[Wo
         yield World()
         return
     ours = not dist.is_initialized()
-    if ours:
-        _initialise(timeout, start_timeout)
+    restarted = _initialise(timeout, start_timeout) if ours else _is_restarted()
     world = World(
         dist.get_rank(),
         dist.get_world_size(),
         int(os.environ.get("LOCAL_RANK", dist.get_rank())),
         int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size())),
+        restarted,
     )
     try:
         yield world
@@ -201,7 +198,12 @@ def _end_pulse() -> None:
         _pulse = None
 
 
-def _initialise(timeout: float, start_timeout: float) -> None:
+def _is_restarted() -> bool:
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+
+
+def _initialise(timeout: float, start_timeout: float) -> bool:
+    """Connect to the other ranks; return whether any of them was started again."""
     global _pulse
     accelerator = torch.accelerator.current_accelerator()
     backend = "gloo"
@@ -209,19 +211,19 @@ def _initialise(timeout: float, start_timeout: float) -> None:
         backend = f"cpu:gloo,{accelerator.type}:{dist.get_default_backend_for_device(accelerator)}"
     try:
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        # A job that torchrun starts again meets the store of its last life, with addresses of ranks that are gone.
-        life = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
         agent_keeps_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         keeps_store = rank == 0 and not agent_keeps_store
-        store = PrefixStore(f"turbogr/{life}", _open_store(keeps_store, start_timeout))
-        _wait_for_all(store, rank, size, start_timeout)
+        job = PrefixStore("turbogr", _open_store(keeps_store, start_timeout))
+        life, restarted = meet(job, rank, size, start_timeout, restarted=_is_restarted())
+        store = PrefixStore(life, job)
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout))
         where = f"{'torchrun' if agent_keeps_store else 'rank 0'} on {os.environ['MASTER_ADDR']}"
-        pulse_store = PrefixStore(f"pulse/{life}", _open_store(False, start_timeout))
+        pulse_store = PrefixStore(f"turbogr/{life}/pulse", _open_store(False, start_timeout))
         _pulse = Pulse(
             pulse_store, rank, size, _PATIENCE_SECONDS, keeper=f"the job's store ({where})", keeps=keeps_store
         )
         _pulse.start()
+        return restarted
     except (RuntimeError, ValueError, KeyError) as error:
         if isinstance(error, UserError):
             raise
@@ -240,21 +242,6 @@ def _open_store(keep: bool, seconds: float) -> Store:
         timeout=timedelta(seconds=seconds),
         wait_for_workers=False,
     )
-
-
-def _wait_for_all(store: Store, rank: int, size: int, seconds: float) -> None:
-    """Wait until every rank has come to the store: before any of them is needed, the missing ones can be named."""
-    names = [f"rank-{number}" for number in range(size)]
-    store.set(names[rank], "here")
-    deadline = time.monotonic() + seconds
-    while not store.check(names):
-        if time.monotonic() > deadline:
-            missing = ", ".join(str(number) for number, name in enumerate(names) if not store.check([name]))
-            raise UserError(
-                f"rank {missing} of {size} did not come within {seconds:g} s; check that every rank was started, and "
-                "what the missing ones say"
-            )
-        time.sleep(_START_POLL_SECONDS)
 
 
 class _Waits(threading.local):

@@ -6,6 +6,7 @@ import dataclasses
 import datetime
 import fcntl
 import json
+import math
 import os
 import shlex
 import signal
@@ -28,7 +29,7 @@ from turbogr.evaluate.evaluator import Interrupted
 from turbogr.files import replace_text
 from turbogr.parallel.agreement import check_same_start
 from turbogr.parallel.mesh import Mesh, MeshSize, choose_mesh
-from turbogr.parallel.world import World, is_restarted, joined, set_patience
+from turbogr.parallel.world import World, joined, set_patience
 from turbogr.train.calibration import with_measured_cost
 from turbogr.train.checkpoint import read_run_record
 from turbogr.train.stopping import AgreedStop
@@ -75,7 +76,7 @@ def train(
         UserError: a bad recipe, store or folder; NonFiniteError when training diverges.
     """
     with joined() as world, world.telling_once():
-        resume = resume or is_restarted()
+        resume = resume or world.restarted
         start = world.together(lambda: _prepare(recipe, data, out, overrides, resume, init_from))
         check_same_start(
             world,
@@ -176,7 +177,7 @@ def _mesh_size(config: Config, store: Store, world: World, device: torch.device)
     memory = machine.memory_bytes() // world.local_size if device.type == "cpu" else 0
     return choose_mesh(
         world.size,
-        world.local_size,
+        math.gcd(*world.gather_objects(world.local_size)),  # machines may have unequal numbers of ranks
         groups=config.parallel.groups if world.size > 1 else None,
         members=config.parallel.members if world.size > 1 else None,
         table_bytes=4 * tensors * store.num_items * config.model.dim,

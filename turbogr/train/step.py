@@ -124,7 +124,7 @@ class Stepper:
         mine = torch.stack([loss, *norms]).double().cpu()
         everyone = self.mesh.world.gather(torch.cat([mine, mine.new_tensor([signal, rows_read, rows_shared])]))
         row_norm = torch.linalg.vector_norm(everyone[: self.mesh.members if summed else None, 2])
-        norm = math.hypot(float(mine[1]), float(row_norm))
+        norm = math.hypot(float(everyone[0, 1]), float(row_norm))  # one number for all ranks, to the last bit
         totals = everyone.sum(0).tolist()
         return Measured(
             totals[0],
