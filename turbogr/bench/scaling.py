@@ -137,6 +137,8 @@ def _simulated_efficiency(found: Measured, size: int, settings: Mapping[str, Any
 def cluster_of(size: int, links: Mapping[str, float], settings: Mapping[str, Any]) -> Cluster:
     """Return `size` ranks on machines of `node_size`: a group each, links inside as measured, the network across."""
     members = min(size, settings["node_size"])
+    if size % members:
+        raise UserError(f"simulated={size} ranks do not fill machines of node_size={members}; give a multiple of it")
     inside = Link(links["exchange_latency"], links["exchange_rate"])
     rate = settings["network_gbps"] * 1e9 / 8
     across = Link(settings["network_latency"], rate / members)
