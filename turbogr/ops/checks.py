@@ -52,8 +52,11 @@ def check_keys(keys: Tensor | None, num_rows: int) -> None:
         raise ValueError(f"keys must be int64, got {keys.dtype}")
 
 
-def check_offsets(offsets: Tensor, num_values: int, max_len: int | None = None) -> None:
-    """Require offsets [B + 1] int64 that run from 0 to `num_values`, never decrease, and keep rows within `max_len`."""
+def check_offsets(offsets: Tensor, num_values: int, max_len: int | None = None, *, filled: bool = False) -> None:
+    """Require offsets [B + 1] int64 that run from 0 to `num_values`, never decrease, and keep rows within `max_len`.
+
+    With `filled`, rows must not be empty either.
+    """
     if offsets.dtype != torch.int64 or offsets.dim() != 1 or offsets.numel() == 0:
         raise ValueError(
             f"offsets must be a non-empty int64 vector, got {offsets.dtype} of shape {tuple(offsets.shape)}"
@@ -71,6 +74,8 @@ def check_offsets(offsets: Tensor, num_values: int, max_len: int | None = None) 
             raise ValueError(
                 f"offsets must not decrease, got {int(offsets[at])} then {int(offsets[at + 1])} at place {at}"
             )
+        if filled and lengths.min() < 1:
+            raise ValueError(f"offsets leave row {int(lengths.argmin())} empty; each must hold at least one value")
         if max_len is not None and lengths.max() > max_len:
             raise ValueError(f"a sequence of {int(lengths.max())} is longer than max_len {max_len}")
 

@@ -7,7 +7,7 @@ from typing import Literal, get_args
 from torch import Tensor
 
 from turbogr.ops import native, registry
-from turbogr.ops.checks import check_choice, check_dtypes, check_filled, check_offsets, check_shape
+from turbogr.ops.checks import check_choice, check_dtypes, check_filled, check_shape
 from turbogr.ops.sampled_softmax import cpu, reference
 
 NORM_EPS = reference.NORM_EPS
@@ -50,8 +50,6 @@ def sampled_softmax(
     check_dtypes(queries.dtype, rows=rows)
     if log_q is not None:
         check_shape("log_q", log_q, (rows.shape[0],))
-    if groups is not None:
-        check_offsets(groups, queries.shape[0])
     check_choice("precision", precision, get_args(Precision))
     if not temperature > 0:
         raise ValueError(f"temperature must be positive, got {temperature}")

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from turbogr.ops import native
-from turbogr.ops.checks import check_index
+from turbogr.ops.checks import check_index, check_offsets
 from turbogr.ops.native import Kernel, pointer
-from turbogr.ops.sampled_softmax.reference import check_groups
 
 _forward = Kernel("sampled_softmax_forward", "p" * 11 + "iiiiiifii")
 _backward = Kernel("sampled_softmax_backward", "p" * 13 + "iiiiiifii")
@@ -35,7 +34,8 @@ def _loss(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     check_index("positives", positives, rows.shape[0])
     check_index("negatives", negatives, rows.shape[0])
-    check_groups(groups, queries.shape[0])
+    if groups is not None:
+        check_offsets(groups, queries.shape[0], filled=True)
     queries, rows = queries.contiguous(), rows.contiguous()
     positives, negatives = native.int32(positives), native.int32(negatives)
     log_q = None if log_q is None else log_q.to(torch.float32).contiguous()

@@ -33,17 +33,6 @@ def narrowed(x: Tensor, precision: str) -> Tensor:
     return x + (rounded - x.detach())
 
 
-def check_groups(groups: Tensor | None, num_positions: int) -> None:
-    """Require offsets of groups that hold at least one position each."""
-    if groups is None:
-        return
-    check_offsets(groups, num_positions)
-    if groups.device.type == "cpu" and not torch.compiler.is_compiling() and groups.numel() > 1:
-        lengths = groups.diff()
-        if lengths.min() < 1:
-            raise ValueError(f"groups must hold at least one position each; group {int(lengths.argmin())} is empty")
-
-
 def sampled_softmax(
     queries: Tensor,
     rows: Tensor,
@@ -58,7 +47,8 @@ def sampled_softmax(
     """See `turbogr.ops.sampled_softmax.sampled_softmax`."""
     check_index("positives", positives, rows.shape[0])
     check_index("negatives", negatives, rows.shape[0])
-    check_groups(groups, queries.shape[0])
+    if groups is not None:
+        check_offsets(groups, queries.shape[0], filled=True)
     if normalize:
         queries, rows = unit(queries), unit(rows)
     if groups is not None:
