@@ -18,7 +18,7 @@ COMMANDS = [
     (page.name, line.removeprefix(".venv/bin/"))
     for page in PAGES
     for block in re.findall(r"^```\n(.*?)^```", page.read_text(encoding="utf-8"), re.S | re.M)
-    for line in block.splitlines()
+    for line in block.replace("\\\n", " ").splitlines()
     if re.match(r"(\.venv/bin/)?turbogr [a-z]", line)
 ]
 

@@ -14,7 +14,7 @@ import pytest
 from tests.stores import draw_histories, write_store
 from turbogr.cli import main
 from turbogr.errors import UserError
-from turbogr.sweep import Comparison, cells_of, compare, parse_axis, runner
+from turbogr.sweep import Comparison, cells_of, compare, parse_axis, parse_variant, runner
 from turbogr.sweep.results import Run
 
 RECIPE = """
@@ -90,6 +90,44 @@ def test_recipes_of_one_name():
         cells_of(["a/hstu.yaml", "b/hstu.yaml"], [])
 
 
+def variants(*texts):
+    return [parse_variant(text) for text in texts]
+
+
+def test_a_variant_brings_its_settings_together_and_meets_all_of_the_grid():
+    cells = cells_of(
+        ["hstu.yaml"],
+        grid("model.dropout=0.1,0.2", "train.seed=0,1"),
+        variants("as it is:", "mixed: loss.sampler=mixture, loss.shares=[0.5, 0.5, 0, 0],loss.expansion = 2"),
+    )
+    assert len(cells) == 8
+    assert cells[0].name == "hstu/as-it-is,dropout=0.1,seed=0" and cells[4].name == "hstu/mixed,dropout=0.1,seed=0"
+    assert cells[4].overrides == ["loss.sampler=mixture", "loss.shares=[0.5, 0.5, 0, 0]", "loss.expansion=2",
+                                  "model.dropout=0.1", "train.seed=0"]  # fmt: skip
+    assert cells[0].group == cells[1].group == ("hstu", "as it is, dropout=0.1")
+    assert cells[0].group != cells[2].group != cells[4].group
+    (alone,) = cells_of(["hstu.yaml"], [], variants("64 shared/to 128: loss.num_negatives=64"))
+    assert (alone.name, alone.group) == ("hstu/64-shared-to-128", ("hstu", "64 shared/to 128"))
+
+
+@pytest.mark.parametrize(
+    ("texts", "words"),
+    [
+        (["wide"], "write it as name: section.key=value"),
+        ([": model.dim=8"], "write it as name: section.key=value"),
+        (["..: model.dim=8"], "write it as name: section.key=value"),
+        (["wide: model.dim"], "write it as name: section.key=value"),
+        (["wide: model.dim="], "write it as name: section.key=value"),
+        (["wide: model.dim=8, model.dim=9"], "sets 'model.dim' twice"),
+        (["a b: model.dim=8", "a-b: model.dim=9"], "share the folder 'a-b'"),
+        (["one: train.seed=1"], "'train.seed' is set by --grid and by the variant 'one'"),
+    ],
+)
+def test_a_variant_that_makes_no_sense(texts, words):
+    with pytest.raises(UserError, match=words):
+        cells_of(["r.yaml"], grid("train.seed=0"), variants(*texts))
+
+
 def sweep(recipe, data, out, *more):
     return main(["sweep", str(recipe), "--data", str(data), "--out", str(out), *more])
 
@@ -119,6 +157,23 @@ def test_a_sweep_compares_and_runs_nothing_twice(recipe, data, tmp_path, capsys)
     assert sweep(recipe, data, out, "--grid", "train.seed=0,1,2,3", "--compare-only") == 0
     assert len(json.loads((out / "sweep.json").read_text())["runs"]) == 3
     assert sweep(recipe, data, tmp_path / "empty", "--compare-only") == 2
+
+    linked = tmp_path / "linked"
+    (linked / "tiny").mkdir(parents=True)
+    for seed in (0, 1):
+        (linked / "tiny" / f"four,seed={seed}").symlink_to(out / "tiny" / f"seed={seed}")
+    (linked / "tiny" / "eight,seed=0").symlink_to(out / "tiny" / "seed=2")
+    capsys.readouterr()
+    named = ["--variant", "four: loss.num_negatives=4", "--variant", "eight: loss.num_negatives=8, model.dim=8"]
+    assert sweep("gone/tiny.yaml", data, linked, *named, "--grid", "train.seed=0,1", "--compare-only") == 0
+    shown = capsys.readouterr()
+    lines = [line.split() for line in shown.out.splitlines()]
+    assert [line[:3] for line in lines if line[:1] == ["tiny"]] == [["tiny", "four", "2"], ["tiny", "eight", "1"]]
+    assert [line.partition("note: ")[2] for line in shown.err.splitlines()] == [
+        "tiny/eight,seed=0 was trained with loss.num_negatives=4, not 8",
+        "tiny/eight,seed=0 was trained with train.seed=2, not 0",
+    ]
+    assert json.loads((linked / "sweep.json").read_text())["runs"][0]["settings"] == "four"
 
     metrics = out / "tiny" / "seed=0" / "metrics.jsonl"
     last = [line for line in metrics.read_text().splitlines() if '"eval"' in line][-1]
@@ -186,6 +241,9 @@ def test_every_run_gets_its_settings(recipe, data, tmp_path):
     assert sweep(recipe, data, out, "--grid", "train.seed=5", "--set", "train.epochs=7") == 0
     (call,) = (out / "tiny" / "seed=5" / "calls").read_text().splitlines()
     assert "--resume" in call and call.endswith("--set train.epochs=7 --set train.seed=5")
+    assert sweep(recipe, data, out, "--variant", "few: loss.num_negatives=2", "--set", "train.epochs=7") == 0
+    (call,) = (out / "tiny" / "few" / "calls").read_text().splitlines()
+    assert call.endswith("--set train.epochs=7 --set loss.num_negatives=2")
 
 
 def test_a_wrong_setting_is_told_before_anything_runs(recipe, data, tmp_path, capsys):

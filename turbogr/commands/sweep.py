@@ -1,4 +1,4 @@
-"""`turbogr sweep`: recipes times a grid of settings become many runs, a table and a plot."""
+"""`turbogr sweep`: recipes times variants times a grid of settings become many runs, a table and a plot."""
 
 from __future__ import annotations
 
@@ -28,6 +28,14 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="values of one setting, e.g. --grid train.seed=0,1,2; may be repeated for other settings",
     )
     parser.add_argument(
+        "--variant",
+        action="append",
+        default=[],
+        metavar="NAME: SECTION.KEY=VALUE, ...",
+        help="settings that come together, under a name, e.g. --variant 'wide: model.dim=128, model.num_heads=4'; may "
+        "be repeated, and each is trained with all of the grid",
+    )
+    parser.add_argument(
         "--set",
         action="append",
         default=[],
@@ -46,9 +54,10 @@ def run(args: argparse.Namespace) -> int:
     """Run the command; return its exit status."""
     from turbogr.errors import UserError
     from turbogr.files import replace_text
-    from turbogr.sweep import Outcome, cells_of, check, compare, parse_axis, sweep
+    from turbogr.sweep import Outcome, cells_of, check, compare, mislabelled, parse_axis, parse_variant, sweep
 
-    cells = cells_of(args.recipes, [parse_axis(axis) for axis in args.grid])
+    variants = [parse_variant(variant) for variant in args.variant]
+    cells = cells_of(args.recipes, [parse_axis(axis) for axis in args.grid], variants)
     if args.dry_run:
         waiting = check(cells, Path(args.data), args.out, args.overrides)
         print("\n".join(f"{cell.name}  {'to do' if cell in waiting else 'finished'}" for cell in cells))
@@ -59,6 +68,8 @@ def run(args: argparse.Namespace) -> int:
     comparison = compare(cells, args.out)
     if comparison is None and args.compare_only:
         raise UserError(f"no run in {args.out} has been evaluated yet; leave --compare-only out to start them")
+    for note in mislabelled(cells, args.out):
+        print(f"turbogr: note: {note}", file=sys.stderr)
     if comparison is not None:
         record = {"command": _command(), **comparison.record()}
         replace_text(args.out / "sweep.json", json.dumps(record, indent=1, allow_nan=False) + "\n")

@@ -1,7 +1,18 @@
 """Many runs of recipes over a grid of settings: start them, go on after an interruption, compare what came out."""
 
-from turbogr.sweep.grid import Cell, cells_of, parse_axis
-from turbogr.sweep.results import Comparison, compare
+from turbogr.sweep.grid import Cell, cells_of, parse_axis, parse_variant
+from turbogr.sweep.results import Comparison, compare, mislabelled
 from turbogr.sweep.runner import Outcome, check, sweep
 
-__all__ = ["Cell", "Comparison", "Outcome", "cells_of", "check", "compare", "parse_axis", "sweep"]
+__all__ = [
+    "Cell",
+    "Comparison",
+    "Outcome",
+    "cells_of",
+    "check",
+    "compare",
+    "mislabelled",
+    "parse_axis",
+    "parse_variant",
+    "sweep",
+]

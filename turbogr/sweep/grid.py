@@ -1,8 +1,9 @@
-"""The runs of a sweep: every recipe with every combination of the grid's values."""
+"""The runs of a sweep: every recipe in every variant with every combination of the grid's values."""
 
 from __future__ import annotations
 
 import itertools
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,30 +26,47 @@ class Axis:
 
 
 @dataclass(frozen=True)
+class Variant:
+    """Settings that come together under a name, as (key, value)."""
+
+    name: str
+    settings: tuple[tuple[str, str], ...]
+
+    @property
+    def slug(self) -> str:
+        """The name as a part of a path."""
+        return re.sub(r"[^A-Za-z0-9._+=]+", "-", self.name).strip("-.")
+
+
+@dataclass(frozen=True)
 class Cell:
-    """One run: a recipe, and the grid's choices as (key, value) in the order of the grid."""
+    """One run: a recipe, maybe a variant of it, and the grid's choices as (key, value) in the order of the grid."""
 
     recipe: Path
     choices: tuple[tuple[str, str], ...]
+    variant: Variant | None = None
 
     @property
     def name(self) -> str:
-        """Folder of the run within the sweep, such as `hstu/dropout=0.2,seed=1`."""
-        return f"{self.recipe.stem}/{self.label}" if self.choices else self.recipe.stem
+        """Folder of the run within the sweep, such as `hstu/dropout=0.2,seed=1` or `hstu/large,seed=1`."""
+        parts = [self.variant.slug if self.variant else "", _label(self.choices)]
+        return "/".join(part for part in (self.recipe.stem, ",".join(filter(None, parts))) if part)
 
     @property
-    def label(self) -> str:
-        return _label(self.choices)
+    def settings(self) -> tuple[tuple[str, str], ...]:
+        """All that the run changes in its recipe, as (key, value)."""
+        return (*(self.variant.settings if self.variant else ()), *self.choices)
 
     @property
     def overrides(self) -> list[str]:
-        """The choices as `--set` takes them."""
-        return [f"{key}={value}" for key, value in self.choices]
+        """The settings as `--set` takes them."""
+        return [f"{key}={value}" for key, value in self.settings]
 
     @property
     def group(self) -> tuple[str, str]:
-        """Recipe and choices other than the seed: runs of one group are repetitions of each other."""
-        return self.recipe.stem, _label([choice for choice in self.choices if choice[0] != SEED])
+        """Recipe, and variant and choices other than the seed: runs of one group are repetitions of each other."""
+        parts = [self.variant.name if self.variant else "", _label([c for c in self.choices if c[0] != SEED])]
+        return self.recipe.stem, ", ".join(filter(None, parts))
 
 
 def parse_axis(text: str) -> Axis:
@@ -71,25 +89,52 @@ def parse_axis(text: str) -> Axis:
     return Axis(key.strip(), written)
 
 
-def cells_of(recipes: Sequence[str | Path], grid: Sequence[Axis]) -> list[Cell]:
-    """Return the runs, recipe by recipe, the last axis changing fastest.
+def parse_variant(text: str) -> Variant:
+    """Read `name: section.key=value, section.key=value`; without settings it is the recipe as it stands.
 
     Raises:
-        UserError: recipes whose files have one name, or a key that stands in the grid twice.
+        UserError: no name, a setting that cannot be read, or a key that stands there twice.
+    """
+    name, colon, listed = text.partition(":")
+    # A comma ends a setting only where the next one begins: values may be lists.
+    pieces = re.split(r",(?=\s*[\w.]+\s*=)", listed) if listed.strip() else []
+    settings = tuple((key.strip(), value.strip()) for key, _, value in (piece.partition("=") for piece in pieces))
+    variant = Variant(" ".join(name.split()), settings)
+    if not colon or not variant.slug or not all(key and value for key, value in settings):
+        raise UserError(
+            f"--variant '{text}': write it as name: section.key=value, section.key=value, "
+            "e.g. 'wide: model.dim=128, model.num_heads=4'"
+        )
+    _refuse_twice([key for key, _ in settings], f"--variant '{text}' sets '{{}}' twice; leave one of them out")
+    return variant
+
+
+def cells_of(recipes: Sequence[str | Path], grid: Sequence[Axis], variants: Sequence[Variant] = ()) -> list[Cell]:
+    """Return the runs, recipe by recipe and variant by variant, the last axis changing fastest.
+
+    Raises:
+        UserError: recipes or variants whose folders would have one name, or a key that is set twice.
     """
     paths = [Path(recipe) for recipe in recipes]
     _refuse_twice(
         [path.stem for path in paths], "two recipes are named '{}': run folders take their names; rename a file"
     )
     _refuse_twice([axis.key for axis in grid], "--grid names '{}' twice; give all its values in one --grid")
+    _refuse_twice(
+        [variant.slug for variant in variants], "two variants would share the folder '{}'; give one another name"
+    )
+    for variant in variants:
+        for key in sorted({key for key, _ in variant.settings} & {axis.key for axis in grid}):
+            raise UserError(f"'{key}' is set by --grid and by the variant '{variant.name}'; leave it to one of them")
     combinations = list(itertools.product(*([(axis.key, value) for value in axis.values] for axis in grid)))
-    return [Cell(path, choices) for path in paths for choices in combinations]
+    each: Sequence[Variant | None] = variants or [None]
+    return [Cell(path, choices, variant) for path in paths for variant in each for choices in combinations]
 
 
 def _refuse_twice(names: Sequence[str], message: str) -> None:
     for name, count in Counter(names).items():
         if count > 1:
-            raise UserError(message.format(name))
+            raise UserError(message.replace("{}", name))
 
 
 def _label(choices: Sequence[tuple[str, str]]) -> str:

@@ -7,6 +7,7 @@ their mean is given with the standard deviation between them.
 
 from __future__ import annotations
 
+import functools
 import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,6 +17,7 @@ from typing import Any
 
 from turbogr.bench.record import Table
 from turbogr.config import load_config
+from turbogr.errors import UserError
 from turbogr.report.charts import Axis, Series, line_chart
 from turbogr.sweep.grid import Cell
 from turbogr.train.summary import SUMMARY
@@ -106,6 +108,26 @@ def compare(cells: Sequence[Cell], out: Path) -> Comparison | None:
         if run is not None:
             runs.append(run)
     return Comparison(metric, runs) if metric and runs else None
+
+
+def mislabelled(cells: Sequence[Cell], out: Path) -> list[str]:
+    """Say which run folders were not trained with the settings of their cells, as those put there by hand may be."""
+    found = []
+    for cell in cells:
+        path = out / cell.name / "config.yaml"
+        if not path.exists():
+            continue
+        trained = load_config(path)
+        try:
+            named = load_config(path, cell.overrides)
+        except UserError:
+            found.append(f"{cell.name} was not trained with {', '.join(cell.overrides)}")
+            continue
+        for key, value in cell.settings:
+            actual, wanted = (functools.reduce(getattr, key.split("."), config) for config in (trained, named))
+            if wanted is not None and actual != wanted:  # what is unset, the run has chosen
+                found.append(f"{cell.name} was trained with {key}={actual}, not {value}")
+    return found
 
 
 def _read(cell: Cell, folder: Path, metric: str) -> Run | None:
