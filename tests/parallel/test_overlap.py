@@ -15,7 +15,7 @@ import pytest
 
 from tests.parallel.ranks import run_ranks
 from tests.parallel.training import make_trainer, train_run, whole_state
-from tests.train.test_overlap import sparse, train_epochs, with_pipeline
+from tests.train.test_overlap import BESIDE, STAGES, sparse, train_epochs, with_pipeline
 from tests.train.test_run import assert_same_end
 from turbogr import machine
 from turbogr.config import Config
@@ -59,7 +59,7 @@ def train_all_modes(config: Config, store: Path, run: Path, groups: int) -> dict
 
 
 def _delay(trainer: Trainer, chance: random.Random) -> None:
-    for name in ("_load", "_exchange", "_wait", "_read", "_update_rows", "_update_rest", "fetch", "update"):
+    for name in (*STAGES.values(), *BESIDE, "fetch", "reduce", "measure", "update"):
         original = getattr(trainer.executor, name, None)
         if original is None:
             continue
@@ -117,9 +117,10 @@ def train_again(config: Config, store: Path, out: Path) -> dict[str, Any]:
     return train_run(config, store, out, resume=True)
 
 
-def fail_in_stage(config: Config, store: Path, out: Path, stage: str) -> tuple[str, str, float]:
-    """Let a stage of rank 1 fail at its sixth call; return what is raised and when."""
-    original, calls = getattr(overlap.SemiAsync, stage), []
+def fail_in_stage(config: Config, store: Path, out: Path, stage: str) -> tuple[str, str]:
+    """Let a stage of rank 1 fail at its sixth call; return what is raised."""
+    kind = overlap.SemiAsync if config.pipeline.mode == "semi_async" else overlap.ExactOverlap
+    original, calls = getattr(kind, stage), []
 
     def failing(self: Any, *args: Any) -> Any:
         calls.append(1)
@@ -127,22 +128,26 @@ def fail_in_stage(config: Config, store: Path, out: Path, stage: str) -> tuple[s
             raise OSError("disk on fire")
         return original(self, *args)
 
-    started = time.monotonic()
     try:
-        with (
-            mock.patch.object(overlap.SemiAsync, stage, failing),
-            mock.patch.object(machine, "gemm_peak", return_value=1e11),
-        ):
+        with mock.patch.object(kind, stage, failing), mock.patch.object(machine, "gemm_peak", return_value=1e11):
             train(config, store, out)
     except Exception as error:
-        return type(error).__name__, str(error), time.monotonic() - started
-    return "", "", 0.0
+        return type(error).__name__, str(error)
+    return "", ""
 
 
-@pytest.mark.parametrize("stage", ["_load", "_exchange", "_wait", "_read", "_update_rows", "update"])
-def test_a_failing_stage_of_one_rank_ends_all(stage: str, config: Config, store_path: Path, tmp_path: Path) -> None:
-    config = with_pipeline(sparse(config), mode="semi_async")
-    (kind, told, _), (failed, why, _) = run_ranks(2, fail_in_stage, config, store_path, tmp_path / "run", stage)
-    assert "disk on fire" in why and (failed == "StageFailed" or stage == "update")
+@pytest.mark.parametrize(
+    ("mode", "stage"),
+    [
+        *(("semi_async", stage) for stage in ("_load", "_exchange", "_wait", "_read", "_update_rows", "update")),
+        *(("exact_overlap", stage) for stage in ("_wait", "_read", "_catch_up", "_update_rest", "reduce")),
+    ],
+)
+def test_a_failing_stage_of_one_rank_ends_all(
+    mode: str, stage: str, config: Config, store_path: Path, tmp_path: Path
+) -> None:
+    config = with_pipeline(sparse(config), mode=mode)
+    (kind, told), (failed, why) = run_ranks(2, fail_in_stage, config, store_path, tmp_path / "run", stage)
+    assert "disk on fire" in why and (failed == "StageFailed" or not stage.startswith("_"))
     assert kind == "RankLost" and "--resume" in told
     assert "disk on fire" in told, "the others say why"

@@ -28,6 +28,7 @@ from turbogr.train.trainer import Trainer
 from turbogr.train.workers import Inline, StageFailed, Threaded
 
 STAGES = {"load": "_load", "exchange": "_exchange", "wait": "_wait", "embed": "_read"}
+BESIDE = ("_update_rows", "_update_rest", "_catch_up")
 
 
 @pytest.fixture(params=["adam", "adagrad clipped"])
@@ -116,6 +117,65 @@ def test_sync_and_exact_overlap_are_the_serial_loop_bit_for_bit(
     if options.get("mode") == "exact_overlap":
         shared = sum(flight.rows_shared for flight in flown) / sum(flight.rows_read for flight in flown)
         assert 0.1 < shared < 0.9, "the batches of this test must share some rows"
+        for part in ("now", "soon", "rest"):
+            assert any(flight.after and getattr(flight.after, part).places.numel() for flight in flown), part
+
+
+def test_the_inputs_of_a_batch_do_not_wait_for_rows_that_its_loss_alone_needs(
+    config: Config, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = trainer_of(with_pipeline(sparse(config), mode="exact_overlap"), store, tmp_path / "run")
+    executor, encoded = trainer.executor, threading.Event()
+    assert isinstance(executor, overlap.ExactOverlap)
+    catch_up, encode, loss = executor._catch_up, trainer.model.encode, trainer.stepper.objective.loss
+    filled: list[bool] = []
+
+    def encode_then_tell(rows: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        outputs = encode(rows, *args, **kwargs)
+        encoded.set()
+        return outputs
+
+    def catch_up_after_encoding(*args: Any) -> Any:
+        assert encoded.wait(60), "the forward pass waits for rows that it does not need"
+        result = catch_up(*args)
+        filled.append(True)
+        return result
+
+    def loss_with_all(outputs: torch.Tensor, rows: torch.Tensor, *args: Any) -> torch.Tensor:
+        encoded.clear()
+        assert len(filled) == trainer.progress.step, "the loss must have all rows"
+        return loss(outputs, rows, *args)
+
+    monkeypatch.setattr(executor, "_catch_up", catch_up_after_encoding)
+    monkeypatch.setattr(trainer.model, "encode", encode_then_tell)
+    monkeypatch.setattr(trainer.stepper.objective, "loss", loss_with_all)
+    train_epochs(trainer, 1)
+    assert len(filled) == trainer.progress.step - 1 == 19
+
+
+@pytest.mark.parametrize("mode", ["sync", "semi_async", "exact_overlap"])
+@pytest.mark.parametrize("depth", [2, 4, 6])
+def test_no_more_batches_are_in_flight_than_the_depth(
+    mode: str, depth: int, config: Config, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = trainer_of(with_pipeline(sparse(config), mode=mode, depth=depth), store, tmp_path / "run")
+    executor, loaded, in_flight = trainer.executor, [], []
+    assert isinstance(executor, overlap.Pipelined)
+    load, update = executor._load, executor.update
+
+    def count_and_load(*args: Any) -> overlap.Flight:
+        loaded.append(1)
+        return load(*args)
+
+    def count_and_update(*args: Any) -> None:
+        time.sleep(0.005)  # whoever could run ahead has done so by now
+        in_flight.append(len(loaded) - trainer.progress.step)
+        update(*args)
+
+    monkeypatch.setattr(executor, "_load", count_and_load)
+    monkeypatch.setattr(executor, "update", count_and_update)
+    train_epochs(trainer, 1)
+    assert max(in_flight) == depth
 
 
 @pytest.mark.parametrize("make_worker", [Threaded, Inline])
@@ -151,23 +211,24 @@ def test_delays_in_every_stage_change_nothing(
         return wait_and_do
 
     trainer = trainer_of(config, store, tmp_path / "run")
-    for name in (*STAGES.values(), "_update_rows", "_update_rest", "update", "reduce", "fetch"):
+    for name in (*STAGES.values(), *BESIDE, "update", "reduce", "fetch", "measure"):
         if hasattr(trainer.executor, name):
             monkeypatch.setattr(trainer.executor, name, delayed(getattr(trainer.executor, name)))
+    monkeypatch.setattr(trainer.stepper, "compute", delayed(trainer.stepper.compute))
     flown = train_epochs(trainer, 1)
     assert max(flight.staleness for flight in flown) == (2 if mode == "semi_async" else 0)
     for ours, theirs in zip(weights(trainer), weights(undisturbed), strict=True):
         assert torch.equal(ours, theirs)
 
 
-@pytest.mark.parametrize("stage", [*STAGES, "rows"])
+@pytest.mark.parametrize("stage", [*STAGES, *BESIDE])
 @pytest.mark.parametrize("error", [OSError("disk on fire"), UserError("a bad day; try tomorrow"), SystemExit(3)])
 def test_an_error_in_any_stage_surfaces_with_its_stage_and_step(
     stage: str, error: BaseException, config: Config, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = with_pipeline(sparse(config), mode="semi_async")
+    config = with_pipeline(sparse(config), mode="semi_async" if stage == "_update_rows" else "exact_overlap")
     trainer = trainer_of(config, store, tmp_path / "run")
-    name = STAGES.get(stage, "_update_rows")
+    name = STAGES.get(stage, stage)
     original, calls = getattr(trainer.executor, name), []
 
     def failing(*args: Any) -> Any:
@@ -177,10 +238,10 @@ def test_an_error_in_any_stage_surfaces_with_its_stage_and_step(
         return original(*args)
 
     monkeypatch.setattr(trainer.executor, name, failing)
-    shown = "embed" if stage == "rows" else stage
+    shown, step = ("embed", 8 + (stage == "_catch_up")) if stage in BESIDE else (stage, 8)
     with pytest.raises(UserError if isinstance(error, UserError) else StageFailed) as raised:
         train_epochs(trainer)
-    assert f"stage '{shown}' of step 8" in str(raised.value)
+    assert f"stage '{shown}' of step {step}" in str(raised.value)
     assert str(error) in str(raised.value)
     assert trainer.progress.step < 10
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("turbogr-")]

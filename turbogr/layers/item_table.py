@@ -5,8 +5,8 @@ A sharded table (`turbogr/parallel/sharded_table.py`) offers the same, so nothin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -24,12 +24,19 @@ class WorkingSet:
     """The distinct rows that a batch needs.
 
     `ids` [R]; `index` [n] int32 places each requested id in `ids`; `rows` [R, d] is a leaf whose gradient is the sum
-    over all uses of each row.
+    over all uses of each row. Rows that no input of the batch uses may be there only after `late`, if that is given.
     """
 
     ids: Tensor
     index: Tensor
     rows: Tensor
+    late: Callable[[], object] | None = field(default=None, kw_only=True)
+
+    def for_loss(self) -> Tensor:
+        """Return `rows` when all of them are there."""
+        if self.late is not None:
+            self.late()
+        return self.rows
 
 
 @dataclass(frozen=True)
@@ -115,12 +122,13 @@ class Table(Protocol):
         """Sum the gradients of every row of `weight` that any rank's request has."""
         ...
 
-    def touched(self, request: Request) -> Tensor:
-        """Return which rows of `weight` any rank's request has, a bool each."""
+    def touched(self, request: Request, first: Tensor) -> Tensor:
+        """Return for every row of `weight` 0 if no rank's request has it, 2 if it is `first` [R] bool in some rank's
+        request, else 1; uint8."""
         ...
 
-    def tell(self, request: Request, flags: Tensor) -> Tensor:
-        """Turn a flag for each of the `slots` [Q] into one for each of the `ids` [R] of whoever asked."""
+    def tell(self, request: Request, marks: Tensor) -> Tensor:
+        """Turn a mark for each of the `slots` [Q] into one for each of the `ids` [R] of whoever asked."""
         ...
 
     def part(self, request: Request, mine: Tensor, theirs: Tensor) -> Request:
@@ -192,11 +200,11 @@ class ItemTable:
     def collect(self, returned: RowGradients) -> RowGradients:
         return returned
 
-    def touched(self, request: Request) -> Tensor:
-        return marked(self.weight, [request.slots])
+    def touched(self, request: Request, first: Tensor) -> Tensor:
+        return ranked(self.weight, request.slots, first)
 
-    def tell(self, request: Request, flags: Tensor) -> Tensor:
-        return flags
+    def tell(self, request: Request, marks: Tensor) -> Tensor:
+        return marks
 
     def part(self, request: Request, mine: Tensor, theirs: Tensor) -> Request:
         chosen = request.ids[mine]
@@ -215,6 +223,14 @@ def marked(weight: Tensor, slots: Sequence[Tensor]) -> Tensor:
     for some in slots:
         marks[some] = True
     return marks
+
+
+def ranked(weight: Tensor, slots: Tensor, first: Tensor) -> Tensor:
+    """Return a uint8 for every row of `weight`: 2 for `slots` [Q] that are `first` [Q], 1 for the others, else 0."""
+    ranks = torch.zeros(weight.shape[0], dtype=torch.uint8, device=weight.device)
+    ranks[slots] = 1
+    ranks[slots[first.to(torch.bool)]] = 2
+    return ranks
 
 
 def draw_rows(weight: Tensor, rows: Tensor, seed: int) -> None:

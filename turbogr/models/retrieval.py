@@ -74,7 +74,7 @@ class RetrievalModel(nn.Module):
         """
         inputs, candidates = fetched.index[: batch.num_tokens], fetched.index[batch.num_tokens :]
         outputs = self.encode(fetched.rows, inputs, batch, seed=seed)
-        return objective.loss(outputs, fetched.rows, candidates, fetched.ids, batch, step)
+        return objective.loss(outputs, fetched.for_loss(), candidates, fetched.ids, batch, step)
 
     def encode(self, rows: Tensor, index: Tensor, batch: Batch, *, seed: int | None = None) -> Tensor:
         """Return the output of every token before normalisation, [T, D]; `index` [T] places the inputs in `rows` [R,

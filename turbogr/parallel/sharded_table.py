@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from turbogr.layers.item_table import ItemTable, Request, RowGradients, WorkingSet, draw_rows, gradient_of, marked
+from turbogr.layers.item_table import ItemTable, Request, RowGradients, WorkingSet, draw_rows, gradient_of, ranked
 from turbogr.ops import prefer_huge_pages, unique_rows
 from turbogr.parallel import wire
 from turbogr.parallel.mesh import Mesh
@@ -208,21 +208,24 @@ class ShardedTable:
             torch.cat([slots for slots, _ in kept]), wire.decode(torch.cat([grad for _, grad in kept]), self.precision)
         )
 
-    def touched(self, request: Request) -> Tensor:
-        """Return which rows of the shard any rank's request has, [shard rows] bool."""
+    def touched(self, request: Request, first: Tensor) -> Tensor:
+        """Return for every row of the shard 2 if it is `first` [R] in any rank's request, 1 if a request has it, else 0."""
+        if self.mesh.members > 1:
+            first = self._exchange(first.to(torch.uint8), request.asked, request.wanted)
+        ranks = ranked(self.weight, request.slots, first)
         if self.mesh.groups == 1:
-            return marked(self.weight, [request.slots])
-        slots, _ = unique_rows(request.slots, self.weight.shape[0])
-        sizes = _gather_equal(slots.new_tensor([slots.numel()]), self.mesh.groups, self.mesh.replica_ranks)
+            return ranks
+        slots = ranks.nonzero().flatten()
+        mine = 2 * slots + (ranks[slots] == 2)
+        sizes = _gather_equal(mine.new_tensor([mine.numel()]), self.mesh.groups, self.mesh.replica_ranks)
         counts = sizes.flatten().tolist()
-        parts = _gather_equal(_padded(slots, max(counts)), self.mesh.groups, self.mesh.replica_ranks)
-        return marked(self.weight, [part[:count] for part, count in zip(parts, counts, strict=True)])
+        parts = _gather_equal(_padded(mine, max(counts)), self.mesh.groups, self.mesh.replica_ranks)
+        everyone = torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
+        return ranked(self.weight, everyone // 2, everyone % 2)
 
-    def tell(self, request: Request, flags: Tensor) -> Tensor:
-        """Send a flag for each of the `slots` [Q] to whoever asked for them; return those of the `ids` [R]."""
-        if self.mesh.members == 1:
-            return flags
-        return self._exchange(flags.to(torch.uint8), request.wanted, request.asked).to(torch.bool)
+    def tell(self, request: Request, marks: Tensor) -> Tensor:
+        """Send a mark (uint8) for each of the `slots` [Q] to whoever asked for them; return those of the `ids` [R]."""
+        return marks if self.mesh.members == 1 else self._exchange(marks, request.wanted, request.asked)
 
     def part(self, request: Request, mine: Tensor, theirs: Tensor) -> Request:
         """Return the request for those rows alone that `mine` [R] and, at their owners, `theirs` [Q] flag."""

@@ -8,8 +8,9 @@ the rows, all weights changed). Every executor below does them for every batch; 
     Pipelined       load, exchange and wait of later batches; rows are read after every earlier update (`sync`)
     SemiAsync       rows of batch t are read when the updates of the batches before t - staleness are done, no more and
                     no fewer, and the update of rows runs beside the next batches
-    ExactOverlap    as SemiAsync one batch ahead, but rows that two consecutive batches share are updated at once and
-                    read after that; the others' updates and reads may wait and go ahead without changing anything
+    ExactOverlap    as SemiAsync one batch ahead, but rows that two consecutive batches share are read after they are
+                    updated: at once where the later batch has them in its inputs, and beside its forward pass where
+                    only its loss needs them; the others' updates and reads may wait and go ahead
 
 Which rows are read between which updates is fixed, so results depend neither on the speed of anything nor on threads,
 and an executor whose workers have no threads gives the same. A table is read early and updated by one worker only; the
@@ -23,8 +24,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -43,21 +45,28 @@ from turbogr.train.workers import Job, Threaded, Worker
 MakeWorker = Callable[[str, torch.device, Timeline], Worker]
 
 
-@dataclass
-class Shared:
-    """The rows of a request that another batch has too, and the rest; `mine` [R] flags the former."""
+class Part(NamedTuple):
+    """Some rows of a request: their places [n] in its `ids`, and a request for them alone."""
 
-    mine: Tensor
-    rows: Request
-    rest: Request
+    places: Tensor
+    request: Request
+
+
+class Parts(NamedTuple):
+    """The rows of a request by what two consecutive batches do with them: shared, and an input of the later one;
+    shared, and needed by its loss alone; not shared."""
+
+    now: Part
+    soon: Part
+    rest: Part
 
 
 @dataclass
 class Flight:
     """A batch on its way: `position` is that of the loader behind it.
 
-    `question` is its ids on their way, done by the main thread's clock at `ready`. `before` are the rows that the batch
-    before has too, `after` those that the next one has. `staleness` is how many updates its rows lack. Of `rows_read`
+    `question` is its ids on their way, done by the main thread's clock at `ready`. `before` divides
+    its rows by what the batch before has of them, `after` by what the next one has. `staleness` is how many updates its rows lack. Of `rows_read`
     rows of this process's table that ranks ask for, `rows_shared` were also asked for by the batch before.
     """
 
@@ -66,8 +75,8 @@ class Flight:
     position: dict[str, int]
     question: Any = None
     request: Request | None = None
-    before: Shared | None = None
-    after: Shared | None = None
+    before: Parts | None = None
+    after: Parts | None = None
     staleness: int = 0
     rows_read: int = 0
     rows_shared: int = 0
@@ -389,9 +398,10 @@ class SemiAsync(_Ahead):
 
 
 class ExactOverlap(_Ahead):
-    """What consecutive batches share is updated and read in the order of `sync`, the rest beside the computation.
+    """Every row is read after all earlier updates of it, and as late as that demands; the rest runs beside computing.
 
-    Rows that a batch shares with the one before are not read early to be sent again: they are read once, late.
+    No row is sent twice: what a batch shares with the one before is not read early. Of that, the rows of its inputs are
+    all that a step waits for; those of its loss alone arrive while its forward pass runs (`WorkingSet.late`).
     """
 
     ahead = 1
@@ -399,75 +409,111 @@ class ExactOverlap(_Ahead):
     def __init__(self, stepper: Stepper, timeline: Timeline, depth: int, make_worker: MakeWorker = Threaded) -> None:
         super().__init__(stepper, timeline, depth, make_worker)
         self._previous: tuple[Flight, Tensor] | None = None
+        self._late: dict[int, Job] = {}
 
     def flights(self, loader: Loader, first: int, limit: int | None) -> Generator[Flight, None, None]:
-        self._previous = None
+        self._previous, self._late = None, {}
         yield from super().flights(loader, first, limit)
 
     def _wait(self, flight: Flight) -> Flight:
         flight = super()._wait(flight)
-        table = self._tables["wait"]
-        touched = table.touched(flight.asked)
+        table, request = self._tables["wait"], flight.asked
+        inputs = marked(request.ids, [request.index[: flight.batch.num_tokens]])
+        touched = table.touched(request, inputs)
         if self._previous is not None:
             previous, touched_before = self._previous
-            previous.after = _shared(table, previous.asked, touched)
-            flight.before = _shared(table, flight.asked, touched_before)
-            flight.rows_read, flight.rows_shared = int(touched.sum()), int((touched & touched_before).sum())
+            shared = touched * (touched_before > 0)
+            flight.rows_read, flight.rows_shared = int((touched > 0).sum()), int((shared > 0).sum())
+            if flight.step > self._first:
+                previous.after, flight.before = (_divided(table, some.asked, shared) for some in (previous, flight))
         self._previous = flight, touched
         return flight
 
     def _read(self, flight: Flight) -> Tensor:
-        table = self._tables["embed"]
-        if flight.before is None:
+        table, parts = self._tables["embed"], flight.before
+        if parts is None:
             return table.receive(table.answer(flight.asked))
         rows = table.weight.new_empty(flight.asked.ids.numel(), table.dim)
-        rows[~flight.before.mine] = table.receive(table.answer(flight.before.rest))
-        return rows
+        return rows.index_copy_(0, parts.rest.places, table.receive(table.answer(parts.rest.request)))
 
     def fetch(self, flight: Flight) -> WorkingSet:
-        table, shared = self.stepper.table, flight.before
+        table, parts = self.stepper.table, flight.before
         with self.timeline.span("main", "embed", flight.step):
-            late = None if shared is None else table.answer(shared.rows)
+            coming = None if parts is None else table.answer(parts.now.request)
             rows: Tensor = self._wait_for(self._reads.pop(flight.step), flight)
-            if shared is not None:
-                rows[shared.mine] = table.receive(late)
-            return table.working_set(flight.asked, rows)
+            if parts is not None:
+                rows.index_copy_(0, parts.now.places, table.receive(coming))
+        return replace(table.working_set(flight.asked, rows), late=partial(self._complete, flight))
+
+    def _complete(self, flight: Flight) -> None:
+        """Wait for the rows of a batch that its loss alone needs."""
+        if flight.step in self._late:
+            with self.timeline.span("main", "embed", flight.step):
+                self._wait_for(self._late.pop(flight.step), flight)
 
     def reduce(self, flight: Flight, working_set: WorkingSet) -> Reduced:
+        self._complete(flight)  # a rank without tokens has not called for them
+        if flight.step + 1 < self._end:
+            self._wait_for(self._fronts[flight.step + 1])  # sets `after`
         if self.stepper.config.optimizer.clip_norm is not None:
             return super().reduce(flight, working_set)
-        if flight.step + 1 < self._end:
-            self._wait_for(self._fronts[flight.step + 1])
-        table = self.stepper.table
+        table, parts = self.stepper.table, flight.after
         with self.timeline.span("main", "reduce", flight.step):
             self.stepper.gradients.start()
-            rows = None
-            if flight.after is not None:
-                grad = gradient_of(working_set.rows)[flight.after.mine]
-                rows = table.collect(table.send_back(flight.after.rows, grad))
+            sent = None if parts is None else _send_back(table, parts.now, gradient_of(working_set.rows))
             self.stepper.gradients.finish()
-        return Reduced(rows, False)
+            return Reduced(None if sent is None else table.collect(sent), False)
 
     def update(
         self, flight: Flight, working_set: WorkingSet, reduced: Reduced, grad_norm: float, factor: float
     ) -> None:
         if reduced.complete:
             super().update(flight, working_set, reduced, grad_norm, factor)
+            self._catch_up_later(flight, None)
             return
         number = self.stepper.rows.begin()
         with self.timeline.span("main", "update", flight.step):
             self.stepper.update_dense(factor)
             if reduced.rows is not None:
                 self.stepper.update_rows(reduced.rows, factor, number)
+        grad = gradient_of(working_set.rows)
+        caught_up = self._catch_up_later(flight, partial(self._update_part, grad=grad, factor=factor, number=number))
         done = [] if reduced.rows is None else [reduced.rows.slots]
-        self._update_later(self._update_rest, flight, gradient_of(working_set.rows), done, factor, number)
+        self._update_later(self._update_rest, flight, grad, factor, number, done, caught_up)
 
-    def _update_rest(self, flight: Flight, grad: Tensor, done: list[Tensor], factor: float, number: int) -> Tensor:
-        table, shared = self._tables["embed"], flight.after
-        request, grad = (flight.asked, grad) if shared is None else (shared.rest, grad[~shared.mine])
-        rows = table.collect(table.send_back(request, grad))
+    def _catch_up_later(self, flight: Flight, update: Callable[[Part], Tensor] | None) -> Job | None:
+        """Post what the forward pass of the next batch must not wait for and its loss must."""
+        if flight.after is None:
+            return None
+        following = flight.step + 1
+        rows, front = self._reads[following], self._fronts[following]
+        self._late[following] = self._workers["embed"].post(self._catch_up, following, flight, front, rows, update)
+        return self._late[following]
+
+    def _catch_up(
+        self, flight: Flight, following: Flight, rows: Tensor, update: Callable[[Part], Tensor] | None
+    ) -> Tensor | None:
+        """Update the rows that the loss of the following batch alone needs, send them, and put in what comes."""
+        assert flight.after is not None and following.before is not None
+        updated = None if update is None else update(flight.after.soon)
+        table, part = self._tables["embed"], following.before.soon
+        rows.detach().index_copy_(0, part.places, table.receive(table.answer(part.request)))
+        return updated
+
+    def _update_part(self, part: Part, grad: Tensor, factor: float, number: int) -> Tensor:
+        table = self._tables["embed"]
+        rows = table.collect(_send_back(table, part, grad))
         self.stepper.update_rows(rows, factor, number)
-        return torch.cat([rows.slots, *done])
+        return rows.slots
+
+    def _update_rest(
+        self, flight: Flight, grad: Tensor, factor: float, number: int, done: list[Tensor], caught_up: Tensor | None
+    ) -> Tensor:
+        if flight.after is None:
+            everything = Part(torch.arange(grad.shape[0], device=grad.device), flight.asked)
+            return self._update_part(everything, grad, factor, number)
+        assert caught_up is not None
+        return torch.cat([self._update_part(flight.after.rest, grad, factor, number), caught_up, *done])
 
 
 def make_executor(
@@ -482,11 +528,21 @@ def make_executor(
     return Serial(stepper, timeline) if depth == 1 else Pipelined(stepper, timeline, depth, make_worker)
 
 
-def _shared(table: Table, request: Request, others: Tensor) -> Shared:
-    """Divide a request by whether `others`, a flag for every row of this process's table, has the rows too."""
-    theirs = others[request.slots]
+def _divided(table: Table, request: Request, shared: Tensor) -> Parts:
+    """Divide a request by `shared`, for every row of this process's table 2, 1 or 0: now, soon, rest."""
+    theirs = shared[request.slots]
     mine = table.tell(request, theirs)
-    return Shared(mine, table.part(request, mine, theirs), table.part(request, ~mine, ~theirs))
+    return Parts(
+        *(
+            Part((mine == kind).nonzero().flatten(), table.part(request, mine == kind, theirs == kind))
+            for kind in (2, 1, 0)
+        )
+    )
+
+
+def _send_back(table: Table, part: Part, grad: Tensor) -> Any:
+    """Send the gradients of a part of a batch's rows to their owners; `grad` [R, d] is of all of them."""
+    return table.send_back(part.request, grad.index_select(0, part.places))
 
 
 def _num_left(loader: Loader, limit: int | None) -> int:
