@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from typing import Any
 
@@ -16,6 +17,8 @@ from turbogr.parallel.world import World
 def answer(world: World, options: dict[str, Any]) -> dict[str, Any]:
     if world.rank == options.get("fails"):
         raise SystemExit("this rank fell")
+    if world.rank == options.get("killed"):
+        os.kill(os.getpid(), signal.SIGKILL)
     seconds = 0.0
     if options.get("num_bytes"):
         # From the ranks of the first half to those of the second, each to one.

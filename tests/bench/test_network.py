@@ -11,6 +11,7 @@ import pytest
 from turbogr.bench import _network
 from turbogr.bench._network import LOOPBACK, Network, Node, emulated_network, remove_leftovers
 from turbogr.bench._ranks import run_as_ranks
+from turbogr.errors import UserError
 
 RANK = "tests.bench.answering"
 
@@ -103,3 +104,8 @@ def test_nodes_that_are_only_names_still_have_ranks_each() -> None:
 def test_a_rank_that_fails_ends_the_job_and_is_named() -> None:
     with pytest.raises(RuntimeError, match=r"rank 1 of 2 ended with 1: .*this rank fell"):
         run_as_ranks(RANK, 2, {"fails": 1})
+
+
+def test_a_rank_that_is_killed_says_what_to_do() -> None:
+    with pytest.raises(UserError, match="a rank of 2 was killed, as the system does when memory runs out; smaller"):
+        run_as_ranks(RANK, 2, {"killed": 0})

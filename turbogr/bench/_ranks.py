@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from turbogr.bench._network import LOOPBACK, Network
+from turbogr.errors import UserError
 from turbogr.machine import usable_cores
 from turbogr.parallel.world import World, joined
 
@@ -32,6 +34,7 @@ def run_as_ranks(
     when it is run.
 
     Raises:
+        UserError: a rank was killed, as the system does when memory runs out.
         RuntimeError: the processes failed; the message holds the end of what each said.
     """
     assert ranks % len(network.nodes) == 0, (ranks, network)
@@ -57,6 +60,11 @@ def run_as_ranks(
             started.callback(_end, process)
             processes.append(process)
         failed = _failures(processes)
+        if -signal.SIGKILL in failed.values():
+            raise UserError(
+                f"a rank of {ranks} was killed, as the system does when memory runs out; smaller models or fewer "
+                "sequences need less (--set)"
+            )
         if failed:
             told = "; ".join(
                 f"rank {rank} of {ranks} ended with {status}: {_last_words(Path(folder, f'{rank}.txt'))}"
