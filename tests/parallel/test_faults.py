@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from tests.parallel.ranks import run_ranks
 from tests.parallel.training import make_trainer, train_run
@@ -19,7 +21,8 @@ from turbogr.config import Config
 from turbogr.errors import RankLost, UserError
 from turbogr.parallel import agreement
 from turbogr.parallel.agreement import ReplicaError
-from turbogr.parallel.world import joined
+from turbogr.parallel.mesh import Mesh, choose_mesh
+from turbogr.parallel.world import contact, joined
 from turbogr.train.checkpoint import Checkpoints
 from turbogr.train.step import Stepper
 
@@ -120,6 +123,37 @@ def test_the_end_of_a_rank_is_noticed_at_once(config: Config, store_path: Path, 
     for told, seconds in run_ranks(3, leave_early, config, store_path, tmp_path):
         assert told == "left" or ("lost contact with another rank" in told and "--resume" in told)
         assert seconds < 20
+
+
+def wait_in_vain() -> tuple[str, bool]:
+    """A thread of rank 0 waits for what rank 1 never sends, until the channel is given up; return what it raises, and
+    whether the ranks still hear each other elsewhere."""
+    with joined() as world:
+        mesh = Mesh.build(world, choose_mesh(world.size, world.size), "cpu")
+        channel, raised = mesh.channel(), []
+
+        def listen() -> None:
+            try:
+                with contact():
+                    dist.all_to_all_single(torch.empty(2), torch.zeros(2), group=channel.member_ranks)
+            except RankLost as error:
+                raised.append(str(error))
+
+        if world.rank == 0:
+            thread = threading.Thread(target=listen, daemon=True)
+            thread.start()
+            time.sleep(0.2)
+            assert thread.is_alive()
+            channel.abort()
+            thread.join(60)
+            assert not thread.is_alive(), "it still waits"
+        return "".join(raised), len(world.gather_objects(1)) == world.size
+
+
+def test_a_thread_that_waits_for_a_message_can_be_freed() -> None:
+    (raised, talking), (_, also) = run_ranks(2, wait_in_vain)
+    assert "rank 0 lost contact with another rank: it has given up itself" in raised
+    assert talking and also
 
 
 def come_or_not(seconds: float) -> str:

@@ -7,14 +7,16 @@ I ranks each the exchange of rows never leaves a machine. M = 1 is plain model p
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from turbogr.errors import UserError
-from turbogr.parallel.world import World, contact
+from turbogr.parallel.sockets import open_sockets, shut
+from turbogr.parallel.world import World, contact, give_up
 
 _TABLE_SHARE = 0.5
 
@@ -83,7 +85,8 @@ class Mesh:
     """This rank's place in the mesh: member `member` of group `group`; rank = group · members + member.
 
     `member_ranks` is the process group of this group's members, `replica_ranks` that of the ranks that hold the same
-    shard in every group. `own_ranks` are these two where they are not those of `devices`.
+    shard in every group. `own_ranks` are these two where they are not those of `devices`, and `sockets` their
+    connections.
     """
 
     world: World
@@ -91,6 +94,7 @@ class Mesh:
     members: int = 1
     devices: DeviceMesh | None = None
     own_ranks: tuple[Any, Any] | None = None
+    sockets: Mapping[int, str] = field(default_factory=dict)
 
     @classmethod
     def build(cls, world: World, size: MeshSize, device_type: str) -> Mesh:
@@ -111,15 +115,19 @@ class Mesh:
         if self.world.size == 1:
             return self
         ranks = [list(range(first, first + self.members)) for first in range(0, self.world.size, self.members)]
+        before = open_sockets()
         with contact():
             member_ranks = _own_group(ranks, self.world.rank)
             replica_ranks = _own_group([list(twins) for twins in zip(*ranks, strict=True)], self.world.rank)
-        return replace(self, own_ranks=(member_ranks, replica_ranks))
+        opened = dict(open_sockets().items() - before.items())
+        return replace(self, own_ranks=(member_ranks, replica_ranks), sockets=opened)
 
     def abort(self) -> None:
-        """Let whoever waits for an answer on this channel fail now."""
+        """Let whoever waits on this channel fail now, here and at its other ends; this process must end."""
+        give_up()
         for ranks in self.own_ranks or ():
-            ranks.abort()
+            ranks.abort()  # what accelerators' backends do, and gloo does not
+        shut(self.sockets)
 
     @property
     def group(self) -> int:

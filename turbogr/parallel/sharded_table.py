@@ -209,7 +209,7 @@ class ShardedTable:
         )
 
     def touched(self, request: Request, first: Tensor) -> Tensor:
-        """Return for every row of the shard 2 if it is `first` [R] in any rank's request, 1 if a request has it, else 0."""
+        """Return for every row of the shard 2 if it is `first` [R] in a request, 1 if in one at all, else 0; uint8."""
         if self.mesh.members > 1:
             first = self._exchange(first.to(torch.uint8), request.asked, request.wanted)
         ranks = ranked(self.weight, request.slots, first)

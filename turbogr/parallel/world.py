@@ -30,8 +30,10 @@ _T = TypeVar("_T")
 _STOP_KEY, _LAST_WORDS_KEY = "stop", "last-words-"
 _STOP_POLL_SECONDS = 0.5
 _PATIENCE_SECONDS = 60.0
+_LAST_WORDS_SECONDS = 1.0  # connections break a moment before a rank has said why
 
 _pulse: Pulse | None = None
+_given_up = False
 
 
 @dataclass(frozen=True)
@@ -167,6 +169,8 @@ def joined(timeout: float = 1800.0, start_timeout: float = 300.0) -> Iterator[Wo
     if not is_one_of_many():
         yield World()
         return
+    global _given_up
+    _given_up = False
     ours = not dist.is_initialized()
     restarted = _initialise(timeout, start_timeout) if ours else _is_restarted()
     world = World(
@@ -188,6 +192,12 @@ def set_patience(seconds: float | None) -> None:
     """Let this rank end the job when another shows no sign of life for so long; None: never."""
     if _pulse is not None:
         _pulse.seconds = seconds
+
+
+def give_up() -> None:
+    """Let no thread look for the reason of a connection that breaks from now on: this process breaks them itself."""
+    global _given_up
+    _given_up = True
 
 
 def _end_pulse() -> None:
@@ -277,7 +287,11 @@ def contact(purpose: str = "agreement") -> Iterator[None]:
 
 def _why_lost(error: RuntimeError) -> str:
     """Find out who is missing: what ranks have said, or who is silent, or who has not come."""
-    told = _words_left()
+    if _given_up:
+        return "it has given up itself"
+    deadline = time.monotonic() + _LAST_WORDS_SECONDS
+    while not (told := _words_left()) and time.monotonic() < deadline:
+        time.sleep(0.05)
     if told or _pulse is None:
         return told or f"{_first_line(error)}. Find the rank that ended first and why"
     gone = _pulse.gone()

@@ -65,9 +65,9 @@ class Parts(NamedTuple):
 class Flight:
     """A batch on its way: `position` is that of the loader behind it.
 
-    `question` is its ids on their way, done by the main thread's clock at `ready`. `before` divides
-    its rows by what the batch before has of them, `after` by what the next one has. `staleness` is how many updates its rows lack. Of `rows_read`
-    rows of this process's table that ranks ask for, `rows_shared` were also asked for by the batch before.
+    `question` is its ids on their way, done by the main thread's clock at `ready`. `before` divides its rows by what
+    the batch before has of them, `after` by what the next one has. `staleness` is how many updates its rows lack. Of
+    `rows_read` rows of this process's table that ranks ask for, `rows_shared` were also asked for by the batch before.
     """
 
     step: int
