@@ -188,3 +188,27 @@ def test_encoder_returns_unit_vectors_of_the_last_tokens(model: RetrievalModel, 
     expected = outputs(model, table, batch)[[5, 9, 10]]
     torch.testing.assert_close(vectors, torch.nn.functional.normalize(expected))
     torch.testing.assert_close(encoder.item_rows(3, 9), torch.nn.functional.normalize(table.weight[3:9]))
+
+
+def test_recomputing_keeps_the_inputs_of_blocks_alone_and_changes_no_gradient(
+    model: RetrievalModel, table: ItemTable
+) -> None:
+    batch = make_batch([6, 0, 4, 12])
+
+    def gradients() -> tuple[int, list[torch.Tensor]]:
+        kept: dict[int, int] = {}
+
+        def keep(tensor: torch.Tensor) -> torch.Tensor:
+            kept[tensor.data_ptr()] = tensor.numel()
+            return tensor
+
+        rows = table.weight.detach().clone().requires_grad_()
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            out = model.encode(rows, batch.items.values, batch, seed=3)
+        return sum(kept.values()), list(torch.autograd.grad(out.sin().sum(), [rows, *model.parameters()]))
+
+    all_kept, expected = gradients()
+    model.recompute = True
+    inputs_kept, recomputed = gradients()
+    assert inputs_kept < all_kept / 2
+    assert all(torch.equal(a, b) for a, b in zip(expected, recomputed, strict=True))

@@ -10,6 +10,7 @@ import math
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from turbogr.config import ModelConfig
 from turbogr.data.batching import Batch
@@ -38,10 +39,12 @@ class RetrievalModel(nn.Module):
     """Items and positions are embedded, pass through the blocks, and the result predicts the next item at each token.
 
     The config must be resolved: every size is set. Parameters are not initialised until `reset_parameters`.
+    With `recompute`, a backward pass keeps the input of every block alone and computes what is inside once more.
     """
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, *, recompute: bool = False) -> None:
         super().__init__()
+        self.recompute = recompute
         config = config.with_preset()
         assert config.dim and config.max_len and config.num_blocks, "resolve the config first"
         self.config = config
@@ -93,7 +96,11 @@ class RetrievalModel(nn.Module):
             keys=batch.events,
         )
         for block in self.blocks:
-            x_td = block(x_td, tokens)
+            if self.recompute and torch.is_grad_enabled():
+                # What is dropped follows from keys, not from a generator whose state would have to be kept.
+                x_td = checkpoint(block, x_td, tokens, use_reentrant=False, preserve_rng_state=False)
+            else:
+                x_td = block(x_td, tokens)
         return x_td
 
     def num_parameters(self) -> int:

@@ -86,7 +86,7 @@ class _StepTimer:
         assert config.model.dim is not None
         self.config, self.device = config, device
         generator = torch.Generator().manual_seed(0)
-        self.model = RetrievalModel(config.model)
+        self.model = RetrievalModel(config.model, recompute=config.train.recompute)
         self.model.reset_parameters(generator)
         self.model.to(device)
         self.table = ItemTable(num_items, config.model.dim, device=device)

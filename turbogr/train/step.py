@@ -58,7 +58,7 @@ class Stepper:
         assert config.model.dim is not None, "resolve the config first"
         self.config, self.device, self.mesh = config, device, mesh
         seed = config.train.seed
-        self.model = RetrievalModel(config.model)
+        self.model = RetrievalModel(config.model, recompute=config.train.recompute)
         self.model.reset_parameters(torch.Generator().manual_seed(derive_seed(seed, 0)))
         self.model.to(device)
         self.table: Table

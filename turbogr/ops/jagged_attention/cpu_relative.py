@@ -95,10 +95,11 @@ class _Attention:
         ctx.save_for_backward(*tensors)
 
     def _differentiate(self, ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        tensors = ctx.saved_tensors  # once: whoever recomputes them gives them up when they are read
         grad_q, grad_k, grad_v, grad_position_weight, grad_time_weight = self._backward_operator(
-            grad, *ctx.saved_tensors, ctx.max_len, ctx.functional
+            grad, *tensors, ctx.max_len, ctx.functional
         )
-        if ctx.saved_tensors[0] is None:
+        if tensors[0] is None:
             grad_q = grad_k = None
         return grad_q, grad_k, grad_v, None, None, None, grad_position_weight, grad_time_weight, None, None
 
