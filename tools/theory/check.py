@@ -16,7 +16,7 @@ from tqdm import tqdm
 
 from tools.theory import bounds
 from tools.theory.problem import Constants, Problem, constants
-from tools.theory.simulate import Mean, Measured, mean, simulate
+from tools.theory.simulate import DenseOptimizer, Mean, Measured, mean, simulate
 from turbogr.files import replace_text
 from turbogr.report.charts import Axis, Series, line_chart
 
@@ -103,27 +103,65 @@ def check_any_delays(problem: Problem, name: str, delay: int, lr: float, start: 
     return _compare(name, delay, mean(found.gradient), theorem1)
 
 
-def check_adagrad(
-    problem: Problem, name: str, delay: int, lr: float, eps: float, start: float, scale: Scale
-) -> Outcome:
+@dataclass(frozen=True)
+class AdagradRun:
+    """A problem, where all its parameters start, and Adagrad's settings."""
+
+    problem: Problem
+    name: str
+    lr: float
+    eps: float
+    start: float
+
+
+def check_adagrad(run: AdagradRun, delay: int, scale: Scale) -> Outcome:
     """Compare Theorem 4 with runs."""
-    k, delta = constants(problem), start_loss(problem, start)
-    found = simulate(
-        problem,
-        lr=lr,
+    problem, k, delta = run.problem, constants(run.problem), start_loss(run.problem, run.start)
+    found = _adagrad_runs(run, delay, scale)
+
+    def theorem4(delay: int) -> float:
+        chances = problem.chances.tolist()
+        return bounds.adagrad(k, chances, delta=delta, lr=run.lr, eps=run.eps, delay=delay, steps=scale.steps)
+
+    return _compare(run.name, delay, mean(found.view_gradient), theorem4)
+
+
+def check_table(run: AdagradRun, delay: int, scale: Scale) -> Outcome:
+    """Compare Theorem 4′ with runs in which Adam updates the dense parameter; J is what it did to f in these runs."""
+    problem, k = run.problem, constants(run.problem)
+    found = _adagrad_runs(run, delay, scale, "adam")
+    delta = start_loss(problem, run.start) + scale.steps * mean(found.dense_gain).value
+
+    def theorem(delay: int) -> float:
+        chances = problem.chances.tolist()
+        return bounds.adagrad_table(k, chances, delta=delta, lr=run.lr, eps=run.eps, delay=delay, steps=scale.steps)
+
+    return _compare(run.name, delay, mean(found.table_gradient), theorem)
+
+
+def check_bounded_steps(size: int, delay: int, scale: Scale) -> Outcome:
+    """Compare Theorem 5 with the first steps of Adagrad, by which rare rows have moved at most once."""
+    problem, lr = Problem((size,) * 4, "periodic", row_noise=0.5), 0.05
+    found = simulate(problem, lr=lr, delay=delay, steps=min(40, scale.steps), seeds=scale.seeds, optimizer="adagrad")
+
+    def theorem5(delay: int) -> float:
+        return bounds.bounded_steps(constants(problem), problem.chances.tolist(), lr, delay=delay)
+
+    return _compare(f"α = {1 / size:.2g}", delay, mean(found.bias), theorem5)
+
+
+def _adagrad_runs(run: AdagradRun, delay: int, scale: Scale, dense: DenseOptimizer = "same") -> Measured:
+    return simulate(
+        run.problem,
+        lr=run.lr,
         delay=delay,
         steps=scale.steps,
         seeds=scale.seeds,
-        start=start,
+        start=run.start,
         optimizer="adagrad",
-        eps=eps,
+        dense_optimizer=dense,
+        eps=run.eps,
     )
-    chances = problem.chances.tolist()
-
-    def theorem4(delay: int) -> float:
-        return bounds.adagrad(k, chances, delta=delta, lr=lr, eps=eps, delay=delay, steps=scale.steps)
-
-    return _compare(name, delay, mean(found.view_gradient), theorem4)
 
 
 def _compare(name: str, delay: int, measured: Mean, bound: Callable[[int], float]) -> Outcome:
@@ -233,17 +271,27 @@ def _coupled_runs(scale: Scale) -> list[tuple[Outcome, Outcome]]:
     return outcomes
 
 
-def _periodic_runs(scale: Scale) -> tuple[list[Outcome], list[Outcome]]:
-    """Return the outcomes of Theorem 1 and of Theorem 4."""
-    names = {(1,) * 4: "α = 1", (10,) * 4: "α = 0.1", (100,) * 4: "α = 0.01", (1, 10, 100, 100): "one popular row"}
-    slope = Problem((1,), "periodic", row_noise=0.05, dense_noise=0.05)
-    sgd = []
-    adagrad = [check_adagrad(slope, "one row, little noise", delay, 0.03, 0.1, 2.5, scale) for delay in DELAYS]
-    for slots, name in tqdm(names.items(), "periodic"):
-        for delay in DELAYS:
-            sgd.append(check_any_delays(periodic(slots, 1.0), name, delay, 0.02, 1.5, scale))
-            adagrad.append(check_adagrad(periodic(slots, 0.5), name, delay, 0.1, 1e-8, 1.5, scale))
-    return sgd, adagrad
+_NAMES = {(1,) * 4: "α = 1", (10,) * 4: "α = 0.1", (100,) * 4: "α = 0.01", (1, 10, 100, 100): "one popular row"}
+
+
+def _any_delay_runs(scale: Scale) -> list[Outcome]:
+    cases = [(periodic(slots, 1.0), name, delay) for slots, name in _NAMES.items() for delay in DELAYS]
+    return [check_any_delays(*case, 0.02, 1.5, scale) for case in tqdm(cases, "SGD")]
+
+
+def nearly_sgd(steps: int) -> AdagradRun:
+    """Return a run without noise whose ε is so large that Adagrad's step hardly shrinks, and that arrives."""
+    return AdagradRun(Problem((1,), "periodic"), "one row, no noise, large ε", 12_000 / steps, 1000.0, 2.5)
+
+
+def _adagrad_outcomes(scale: Scale) -> tuple[list[Outcome], list[Outcome]]:
+    """Return the outcomes of Theorem 4 and of Theorem 4′."""
+    quiet = Problem((1,), "periodic", row_noise=0.05, dense_noise=0.05)
+    runs = [nearly_sgd(scale.steps), AdagradRun(quiet, "one row, little noise", 0.03, 0.1, 2.5)]
+    runs += [AdagradRun(periodic(slots, 0.5), name, 0.1, 1e-8, 1.5) for slots, name in _NAMES.items()]
+    cases = [(run, delay) for run in runs for delay in DELAYS]
+    whole = [check_adagrad(run, delay, scale) for run, delay in tqdm(cases, "Adagrad")]
+    return whole, [check_table(run, delay, scale) for run, delay in tqdm(cases, "Adagrad and Adam")]
 
 
 def run(scale: Scale, out: Path) -> list[Outcome]:
@@ -257,7 +305,9 @@ def run(scale: Scale, out: Path) -> list[Outcome]:
         raise ValueError(f"{page} lacks the line {MARK.strip()!r}")
     even_pairs, alpha_figure = _even_runs(scale)
     smooth, convex = zip(*even_pairs, *_coupled_runs(scale), strict=True)
-    sgd, adagrad = _periodic_runs(scale)
+    sgd = _any_delay_runs(scale)
+    adagrad, table = _adagrad_outcomes(scale)
+    shared = [check_bounded_steps(size, delay, scale) for size in (1, 10, 200) for delay in DELAYS[1:]]
     shown = [one for one in smooth if one.problem in ("even, α = 1", "even, α = 0.33", "even, α = 0.1")]
     replace_text(out / "delay.svg", _delay_figure(shown))
     replace_text(out / "alpha.svg", alpha_figure)
@@ -269,11 +319,13 @@ def run(scale: Scale, out: Path) -> list[Outcome]:
         _table("Theorem 2: SGD, scheduled delays", smooth),
         _table("Theorem 3: SGD, scheduled delays, convex: mean loss above the least", convex),
         _table("Theorem 4: Adagrad on periodic problems", adagrad),
+        _table("Theorem 4′: Adagrad on the table, Adam on the dense parameter: the table's gradient", table),
+        _table("Theorem 5: bias of stale reads in the first steps of Adagrad", shared),
         _popularity_table(),
     ]
     words = page.read_text(encoding="utf-8").partition(MARK)[0]  # now, for they may have changed during the runs
     replace_text(page, words + MARK + "\n" + "\n".join(parts))
-    return [*sgd, *smooth, *convex, *adagrad]
+    return [*sgd, *smooth, *convex, *adagrad, *table, *shared]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -13,11 +13,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from tools.theory.problem import Batch, Problem
-from turbogr.ops import row_adagrad_
+from tools.theory.problem import Problem
+from turbogr.ops import row_adagrad_, row_adam_
 
 Optimizer = Literal["sgd", "adagrad"]
-Delays = Literal["scheduled", "contrary"]
+DenseOptimizer = Literal["same", "adam"]
+Delays = Literal["scheduled", "scattered", "contrary"]
+_ADAM_LR, _ADAM_BETAS = 0.01, (0.9, 0.98)
 
 
 @dataclass(frozen=True)
@@ -30,16 +32,22 @@ class Mean:
 
 @dataclass(frozen=True)
 class Measured:
-    """Averages over the steps of one set of runs.
+    """Averages over the steps of one set of runs, each [S].
 
-    `gradient` is ‖∇f(x_t)‖², `view_gradient` ‖∇f(x̂_t)‖², `bias` ‖∇f(x̂_t) − ∇f(x_t)‖², `loss` f(x_t), each [S].
-    Contrary delays have no view of the whole table, and `view_gradient` and `bias` are then not a number.
+    `gradient` is ‖∇f(x_t)‖², `view_gradient` ‖ḡ_t‖² for the mean ḡ_t of the gradient used, `table_gradient` the table's
+    part of that, `bias` ‖b_t‖² for b_t = ḡ_t − ∇f(x_t), and `loss` f(x_t). The update is −η u_t: `step` is ‖u_t‖²,
+    `weighted_step` Σ p_i u²_{t,i} over the table, `pull` ⟨b_t, u_t⟩; `dense_gain` is what θ's own update adds to f.
     """
 
     gradient: Tensor
     view_gradient: Tensor
+    table_gradient: Tensor
     bias: Tensor
     loss: Tensor
+    step: Tensor
+    weighted_step: Tensor
+    pull: Tensor
+    dense_gain: Tensor
 
 
 def mean(values: Tensor) -> Mean:
@@ -56,57 +64,83 @@ def simulate(
     seeds: int,
     start: float = 0.0,
     optimizer: Optimizer = "sgd",
+    dense_optimizer: DenseOptimizer = "same",
     eps: float = 1e-8,
     delays: Delays = "scheduled",
     seed: int = 0,
 ) -> Measured:
     """Train from all parameters = `start` and average over the steps.
 
-    Scheduled: step t reads the table as it was before step t − min(t, delay). Contrary: a row is read as it was when it
-    differed most from now, at most `delay` steps ago, but only where the batch's noise is positive, so that the delay
-    depends on the batch itself.
+    Scheduled: step t reads the table as it was before step t − min(t, delay). Scattered: row r has the delay
+    min(t, r mod (delay + 1)). Contrary: a row is read as it was when it differed most from now, at most `delay` steps
+    ago, but only where the batch's noise is positive, so that the delay depends on the batch itself.
     """
     generator = torch.Generator().manual_seed(seed)
     table = torch.full((seeds, problem.num_rows), start, dtype=torch.float64)
     dense = torch.full((seeds,), start, dtype=torch.float64)
     squares = torch.zeros_like(table), torch.zeros_like(dense)
+    moments = torch.zeros_like(dense), torch.zeros_like(dense)
     past = torch.zeros(delay + 1, *table.shape, dtype=torch.float64)
-    totals = torch.zeros(4, seeds, dtype=torch.float64)
+    ages = torch.arange(problem.num_rows) % (delay + 1) if delays == "scattered" else torch.full((1,), delay)
+    totals = torch.zeros(9, seeds, dtype=torch.float64)
     for step in range(steps):
+        before = table.clone(), dense.clone()
         past[step % (delay + 1)] = table
         batch = problem.draw(seeds, generator)
-        view = past[(step - min(step, delay)) % (delay + 1)]
-        totals += _observe(problem, table, dense, view if delays == "scheduled" else None)
-        read = view.gather(1, batch.rows) if delays == "scheduled" else _contrary(past[: step + 1], table, batch)
+        if delays == "contrary":
+            view = _furthest(past[: step + 1], table)
+            read = torch.where(batch.row_noise > 0, view.gather(1, batch.rows), table.gather(1, batch.rows))
+            views = [view, before[0]] if problem.row_noise else [before[0]]
+        else:
+            read_at = (step - ages.clamp(max=step)) % (delay + 1)
+            view = past.gather(0, read_at.expand(1, *table.shape))[0]
+            read, views = view.gather(1, batch.rows), [view]
         row_grad, dense_grad = problem.sample_gradient(read, dense, batch)
         if optimizer == "sgd":
             table.scatter_add_(1, batch.rows, -lr * row_grad)
-            dense -= lr * dense_grad
         else:
             _adagrad(table, squares[0], batch.rows, row_grad, lr, eps)
+        if dense_optimizer == "adam":
+            _adam(dense, *moments, dense_grad, step + 1)
+        elif optimizer == "sgd":
+            dense -= lr * dense_grad
+        else:
             _adagrad(dense[:, None], squares[1][:, None], torch.zeros(seeds, 1, dtype=torch.int64), dense_grad, lr, eps)
+        totals += _observe(problem, views, before, (table, dense), lr)
     return Measured(*(totals / steps))
 
 
-def _observe(problem: Problem, table: Tensor, dense: Tensor, view: Tensor | None) -> Tensor:
-    rows, slope = problem.gradient(table, dense)
-    gradient = rows.square().sum(1) + slope.square()
-    loss = problem.loss(table, dense)
-    if view is None:
-        unknown = torch.full_like(loss, math.nan)
-        return torch.stack([gradient, unknown, unknown, loss])
-    view_rows, view_slope = problem.gradient(view, dense)
-    view_gradient = view_rows.square().sum(1) + view_slope.square()
-    bias = (view_rows - rows).square().sum(1) + (view_slope - slope).square()
-    return torch.stack([gradient, view_gradient, bias, loss])
+def _observe(
+    problem: Problem, views: list[Tensor], before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor], lr: float
+) -> Tensor:
+    """Return the values that `Measured` averages [9, S] for one step, whose table is each of `views` equally often."""
+    table, dense = before
+    now = _whole(problem.gradient(table, dense))
+    used = torch.stack([_whole(problem.gradient(view, dense)) for view in views]).mean(0)
+    moved = (_whole(before) - _whole(after)) / lr
+    return torch.stack(
+        [
+            now.square().sum(1),
+            used.square().sum(1),
+            used[:, :-1].square().sum(1),
+            (used - now).square().sum(1),
+            problem.loss(table, dense),
+            moved.square().sum(1),
+            (moved[:, :-1].square() * problem.chances).sum(1),
+            ((used - now) * moved).sum(1),
+            problem.loss(*after) - problem.loss(after[0], dense),
+        ]
+    )
 
 
-def _contrary(past: Tensor, table: Tensor, batch: Batch) -> Tensor:
-    """Return the batch's rows [S, m] out of `past` [ages, S, V], the oldest differing most where the noise is > 0."""
-    now = table.gather(1, batch.rows)
-    candidates = past.gather(2, batch.rows.expand(len(past), -1, -1))
-    furthest = (candidates - now).abs().argmax(0, keepdim=True)
-    return torch.where(batch.row_noise > 0, candidates.gather(0, furthest)[0], now)
+def _whole(parts: tuple[Tensor, Tensor]) -> Tensor:
+    """Return [S, V + 1] of what belongs to the table [S, V] and to the dense parameter [S]."""
+    return torch.cat([parts[0], parts[1][:, None]], 1)
+
+
+def _furthest(past: Tensor, table: Tensor) -> Tensor:
+    """Return of `past` [ages, S, V] for each row the value that differs most from that of `table` [S, V]."""
+    return past.gather(0, (past - table).abs().argmax(0, keepdim=True))[0]
 
 
 def _adagrad(weight: Tensor, square: Tensor, rows: Tensor, grad: Tensor, lr: float, eps: float) -> None:
@@ -114,3 +148,9 @@ def _adagrad(weight: Tensor, square: Tensor, rows: Tensor, grad: Tensor, lr: flo
     seeds, num_rows = weight.shape
     index = (torch.arange(seeds)[:, None] * num_rows + rows).flatten()
     row_adagrad_(weight.view(-1, 1), square.view(-1, 1), index, grad.reshape(-1, 1), lr=lr, eps=eps)
+
+
+def _adam(weight: Tensor, average: Tensor, square: Tensor, grad: Tensor, number: int) -> None:
+    """Update `weight` [S] in place, every run being a row of width 1 to the operator."""
+    state = (one.view(-1, 1) for one in (weight, average, square))
+    row_adam_(*state, torch.arange(len(weight)), grad[:, None], step=number, lr=_ADAM_LR, betas=_ADAM_BETAS, eps=1e-8)
