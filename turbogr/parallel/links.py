@@ -10,6 +10,7 @@ from statistics import median
 import torch
 import torch.distributed as dist
 
+from turbogr.parallel.exchange import start_exchange
 from turbogr.parallel.world import World, contact
 
 _REPEATS = 7
@@ -35,7 +36,8 @@ def measure_links(world: World, num_bytes: int = 1 << 25) -> Links:
     def exchange(size: int) -> float:
         data = torch.zeros(size // 4 // world.size * world.size)
         out = torch.empty_like(data)
-        return _seconds(world, lambda: dist.all_to_all_single(out, data))
+        parts = [data.numel() // world.size] * world.size
+        return _seconds(world, lambda: start_exchange(out, data, parts, parts, dist.group.WORLD).wait())
 
     def reduce(size: int) -> float:
         data = torch.zeros(size // 4)

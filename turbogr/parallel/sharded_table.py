@@ -23,6 +23,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from turbogr.layers.item_table import ItemTable, Request, RowGradients, WorkingSet, draw_rows, gradient_of, ranked
 from turbogr.ops import prefer_huge_pages, unique_rows
 from turbogr.parallel import wire
+from turbogr.parallel.exchange import start_exchange
 from turbogr.parallel.mesh import Mesh
 from turbogr.parallel.placement import Placement
 from turbogr.parallel.world import contact
@@ -309,7 +310,7 @@ class ShardedTable:
 
     def _start(self, message: Tensor, sent: Tensor, coming: list[int], going: list[int]) -> Any:
         with contact("sparse"):
-            return dist.all_to_all_single(message, sent, coming, going, group=self.mesh.member_ranks, async_op=True)
+            return start_exchange(message, sent, coming, going, self.mesh.member_ranks)
 
     def _finish(self, under_way: Reply | Returned) -> Tensor:
         if under_way.work is None:
@@ -340,9 +341,11 @@ def _moved(index: Tensor, order: Tensor) -> Tensor:
 
 def _all_to_all(send: Tensor, going: list[int] | None, coming: list[int] | None, ranks: Any) -> Tensor:
     """Send the blocks of `send` [n, ...] to the ranks of a process group and return what they sent, by rank."""
-    received = send.new_empty(send.shape[0] if coming is None else sum(coming), *send.shape[1:])
+    if coming is None or going is None:
+        coming = going = [send.shape[0] // dist.get_world_size(ranks)] * dist.get_world_size(ranks)
+    received = send.new_empty(sum(coming), *send.shape[1:])
     with contact("sparse"):
-        dist.all_to_all_single(received, send.contiguous(), coming, going, group=ranks)
+        start_exchange(received, send.contiguous(), coming, going, ranks).wait()
     return received
 
 
