@@ -27,16 +27,23 @@ TINY = {
 
 
 def step(**changes: float) -> dict[str, float]:
-    usual = {"seconds": 2.0, "exposed_sparse": 0.25, "exposed_dense": 0.125, "idle": 0.125, "dim": 64.0}
+    usual = {
+        "seconds": 2.0,
+        "exposed_sparse": 0.25,
+        "exposed_dense": 0.125,
+        "skew": 0.0625,
+        "idle": 0.0625,
+        "dim": 64.0,
+    }
     return {**usual, "rows_asked": 1e6, "rows_read": 1e6, "rows_shared": 2e5, **changes}
 
 
 def test_the_demand_is_the_time_on_the_link_over_that_of_computing() -> None:
-    modes = {"serial": step(), "semi_async": step(), "exact_overlap": step()}
+    modes = [step(rows_asked=0.0), step(), step(seconds=1.0)]
     # a million rows of 256 bytes, half of them from the other node, as vectors and as gradients; half of 2 s computes
     assert overlap.link_demand(modes, 2, 1000) == pytest.approx(1e6 * 256 * 8 / 1e9)
     assert overlap.link_demand(modes, 4, 2000) == pytest.approx(1e6 * 256 * 8 / 1e9)
-    assert overlap.collision_rate(modes) == pytest.approx(0.2)
+    assert overlap.collision_rate(step()) == pytest.approx(0.2)
 
 
 def test_unknown_models_are_refused() -> None:
@@ -53,7 +60,8 @@ def test_ranks_measure_every_mode() -> None:
     found = run_ranks(2, measure, TINY)
     assert found[0] == found[1]
     for mode, result in found[0]["tiny"].items():
-        assert result["seconds"] > 0.0 and result["exposed_sparse"] >= 0.0
+        assert result["seconds"] > 0.0 and result["exposed_sparse"] >= 0.0 and result["skew"] > 0.0
+        assert 0.0 < overlap.compute_share(result) < 1.0
         assert (result["rows_read"] > 0.0) == (mode in ("semi_async", "exact_overlap"))
         assert (result["rows_asked"] > 0.0) == (mode != "serial")
     assert found[0]["tiny"]["serial"]["exposed_sparse"] > 0.0
@@ -83,8 +91,12 @@ def test_the_record_has_the_promised_keys(monkeypatch: pytest.MonkeyPatch) -> No
         assert record.figures[f"exposed_sparse_share_{mode}"] == 0.25
         assert record.figures[f"compute_share_{mode}"] == 0.5
         assert record.figures[f"step_speedup_{mode}"] == 1.0
+        assert record.figures[f"skew_share_{mode}"] == 0.0625
         assert f"exposed_sparse_share_{mode}_tiny_500_4" in record.figures
     assert record.figures["collision_rate"] == pytest.approx(0.2)
     assert record.figures["single_process_overhead"] == 0.004
-    assert len(result.tables[0].rows) == 2 * 3 * 3 * 4
+    assert record.figures["exposed_sparse_share_exact_overlap_items_1000000"] == 0.25
+    grid, headline, catalogues = result.tables
+    assert len(grid.rows) == 2 * 3 * 3 * 4 and len(headline.rows) == 4
+    assert [row[0] for row in catalogues.rows] == [10_000, 100_000, 1_000_000]
     assert "<svg" in result.plots["overlap"]

@@ -34,6 +34,7 @@ from turbogr.data.store import Store
 from turbogr.parallel.mesh import Mesh, choose_mesh
 from turbogr.parallel.world import World
 from turbogr.train.progress import Window
+from turbogr.train.timeline import Timeline
 from turbogr.train.trainer import Trainer
 
 PIPELINES: dict[str, dict[str, Any]] = {
@@ -42,6 +43,8 @@ PIPELINES: dict[str, dict[str, Any]] = {
     "semi_async": {"mode": "semi_async", "depth": 6},
     "exact_overlap": {"mode": "exact_overlap", "depth": 6},
 }
+_FIRST_WAIT = {"serial": "exposed_sparse", "pipeline": "exposed_sparse"}
+"""What a rank waits for first after the backward, where it is not the sum of the dense gradients."""
 _WARM = 2
 _BEHIND = 2  # steps that keep the pipeline full until the last measured one ends
 _ROUNDS = 7
@@ -56,7 +59,11 @@ def measure(world: World, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _steps(world: World, model: str, mode: str, options: dict[str, Any]) -> dict[str, float]:
-    """Seconds of a step and its shares, means over the ranks; all ranks return the same."""
+    """Seconds of a step and its shares, means over the ranks; all ranks return the same.
+
+    `skew` is the share of waiting for ranks whose backward took longer: all are on this machine and read one clock. In
+    the first message after it that is no communication; see `_FIRST_WAIT`.
+    """
     with tempfile.TemporaryDirectory() as folder:
         trainer = _make_trainer(world, model, mode, options, Path(folder))
         marks: list[tuple[float, Window]] = []
@@ -85,8 +92,20 @@ def _steps(world: World, model: str, mode: str, options: dict[str, Any]) -> dict
         "rows_shared": float(after.rows_shared - before.rows_shared) / num_steps,
         "dim": float(trainer.table.dim),
     }
+    arrivals = _arrivals(trainer.timeline, range(_WARM, _WARM + num_steps))
+    last = [max(times) for times in zip(*world.gather_objects([start for start, _ in arrivals]), strict=True)]
+    own["skew"] = sum(max(0.0, min(end, late) - start) for (start, end), late in zip(arrivals, last, strict=True))
+    own["skew"] /= seconds
+    waited = _FIRST_WAIT.get(mode, "exposed_dense")
+    own[waited] = max(0.0, own[waited] - own["skew"])
     everyone = world.gather_objects(own)
     return {key: sum(rank[key] for rank in everyone) / world.size for key in own}
+
+
+def _arrivals(timeline: Timeline, steps: range) -> list[tuple[float, float]]:
+    """When this rank began and ended to exchange the gradients of each step."""
+    found = {span.step: (span.start, span.end) for span in timeline.spans if span.name == "reduce"}
+    return [found[step] for step in steps]
 
 
 def _overhead(world: World, model: str, options: dict[str, Any]) -> float:
@@ -101,7 +120,7 @@ def _overhead(world: World, model: str, options: dict[str, Any]) -> float:
 
 def _make_trainer(world: World, model: str, mode: str, options: dict[str, Any], folder: Path) -> Trainer:
     length, num_items = options["length"], options["num_items"]
-    batch_size = options["sequences"] * world.size
+    batch_size = max(options["sequences"], world.size)
     config = Config(
         model=ModelConfig(name="hstu", preset=model, max_len=length, dropout=0.5),  # type: ignore[arg-type]
         loss=LossConfig(num_negatives=options["num_negatives"]),

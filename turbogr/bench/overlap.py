@@ -3,13 +3,14 @@
 Two nodes, emulated with network namespaces, share one item table. `serial` does one thing after the other, `pipeline`
 loads and exchanges ids ahead, `semi_async` and `exact_overlap` are the update modes of training. The demand of a case
 is the time that its vectors and gradients need on the link divided by the time that a step computes: beyond 1 no
-schedule can hide them. The figures without a suffix are those of the `headline_model` on the `headline_mbits` link with
-the first number of ranks; `single_process_overhead` is what the pipeline costs where there is nothing to hide.
+schedule can hide them. The figures without a suffix are those of the headline: more sequences and steps of one model on
+one link with the first number of ranks, also in other catalogues, of which consecutive batches share more or less.
+`single_process_overhead` is what the pipeline costs where there is nothing to hide.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from turbogr.bench._network import emulated_network
@@ -24,26 +25,33 @@ SETTINGS: dict[str, Any] = {
     "ranks": [2, 4],
     "mbits": [500, 2000, 8000],
     "models": ["tiny", "small", "medium"],
-    "headline_model": "medium",
-    "headline_mbits": 2000,
-    "sequences": 2,  # per rank and step
+    "sequences": 8,  # of a step, on all ranks together
     "length": 256,
     "num_items": 100_000,
     "num_negatives": 32,
-    "seconds": 2.0,  # of measured steps per case
+    "seconds": 1.5,  # of measured steps per case
     "min_steps": 3,
     "max_steps": 16,
     "groups": 1,
+    "headline_model": "medium",
+    "headline_mbits": 2000,
+    "headline_sequences": 16,
+    "headline_steps": 8,
+    "catalogues": [10_000, 1_000_000],  # other numbers of items, for exact_overlap in the headline's place
 }
 
 _NODES = 2
 _RANK = "turbogr.bench._overlap_rank"
-_COLUMNS = ["model", "ranks", "Mbit/s", "demand", "mode", "step ms", "speed-up", "compute", "sparse", "dense", "idle"]
+_SHARES = ["compute", "sparse", "dense", "skew", "idle"]
+_COLUMNS = ["model", "ranks", "Mbit/s", "demand", "mode", "step ms", "speed-up", *_SHARES]
+_CATALOGUE_COLUMNS = ["items", "shared rows", "demand", "step ms", *_SHARES]
+
+Step = Mapping[str, float]
 
 
 def run(settings: Mapping[str, Any]) -> Result:
     """Measure; figures as above, and `exposed_sparse_share_MODE_MODEL_MBITS_RANKS` for every case."""
-    for name in settings["models"]:
+    for name in (*settings["models"], settings["headline_model"]):
         if name not in PRESETS:
             raise UserError(f"models: unknown '{name}', choose from {', '.join(PRESETS)}.{nearest(name, PRESETS)}")
     options = {**settings, "modes": list(PIPELINES)}
@@ -53,65 +61,88 @@ def run(settings: Mapping[str, Any]) -> Result:
     notes = set()
     for ranks in settings["ranks"]:
         for mbits in settings["mbits"]:
-            with emulated_network(_NODES, mbits) as network:
-                notes.add(network.note)
-                found = run_as_ranks(_RANK, ranks, options, network)
+            found, note = _measured(options, ranks, mbits)
+            notes.add(note)
             for model, modes in found.items():
-                demand = link_demand(modes, ranks, mbits)
-                is_headline = (model, mbits) == (settings["headline_model"], settings["headline_mbits"])
-                is_headline = is_headline and ranks == settings["ranks"][0]
+                rows += _rows(model, modes, ranks, mbits)
                 for mode, step in modes.items():
-                    case = _figures(mode, step, modes["serial"])
-                    share = case[f"exposed_sparse_share_{mode}"]
-                    figures[f"exposed_sparse_share_{mode}_{model}_{mbits}_{ranks}"] = share
-                    if is_headline:
-                        figures |= {**case, "collision_rate": collision_rate(modes)}
-                    points[mode].append((demand, share))
-                    rows.append([model, ranks, mbits, demand, *_row(mode, step, case)])
+                    figures[f"exposed_sparse_share_{mode}_{model}_{mbits}_{ranks}"] = step["exposed_sparse"]
+                    points[mode].append((link_demand(modes.values(), ranks, mbits), step["exposed_sparse"]))
+    tables = [Table("Steps on two nodes", _COLUMNS, rows)]
+    headline, more = _headline(options)
     overhead = run_as_ranks(_RANK, 1, {**options, "models": ["tiny", "small"]})
-    figures["single_process_overhead"] = max(overhead.values())
-    return Result(figures, [Table("Steps on two nodes", _COLUMNS, rows)], {"overlap": _plot(points)}, sorted(notes))
+    figures |= {**headline, "single_process_overhead": max(overhead.values())}
+    return Result(figures, tables + more, {"overlap": _plot(points)} if rows else {}, sorted(notes))
 
 
-def link_demand(modes: Mapping[str, Mapping[str, float]], ranks: int, mbits: float) -> float:
-    """Seconds that rows and their gradients need on a node's link, per second of computing.
+def _measured(options: Mapping[str, Any], ranks: int, mbits: float) -> tuple[dict[str, dict[str, Step]], str]:
+    with emulated_network(_NODES, mbits) as network:
+        return run_as_ranks(_RANK, ranks, options, network), network.note
+
+
+def _headline(options: Mapping[str, Any]) -> tuple[dict[str, float], list[Table]]:
+    """Measure the headline and its catalogues."""
+    model, mbits, ranks = options["headline_model"], options["headline_mbits"], options["ranks"][0]
+    steps = options["headline_steps"]
+    options = {**options, "models": [model], "sequences": options["headline_sequences"]}
+    options |= {"min_steps": steps, "max_steps": steps}
+    modes = _measured(options, ranks, mbits)[0][model]
+    figures = {"collision_rate": collision_rate(modes["exact_overlap"])}
+    for mode, step in modes.items():
+        figures |= {
+            f"exposed_sparse_share_{mode}": step["exposed_sparse"],
+            f"compute_share_{mode}": compute_share(step),
+            f"skew_share_{mode}": step["skew"],
+            f"step_speedup_{mode}": modes["serial"]["seconds"] / step["seconds"],
+        }
+    catalogues = {options["num_items"]: modes["exact_overlap"]}
+    for num_items in options["catalogues"]:
+        other = {**options, "num_items": num_items, "modes": ["exact_overlap"]}
+        catalogues[num_items] = step = _measured(other, ranks, mbits)[0][model]["exact_overlap"]
+        figures[f"exposed_sparse_share_exact_overlap_items_{num_items}"] = step["exposed_sparse"]
+        figures[f"compute_share_exact_overlap_items_{num_items}"] = compute_share(step)
+        figures[f"collision_rate_items_{num_items}"] = collision_rate(step)
+    rows: list[list[Cell]] = [
+        [items, collision_rate(step), link_demand([step], ranks, mbits), 1e3 * step["seconds"], *_shares(step)]
+        for items, step in sorted(catalogues.items())
+    ]
+    return figures, [
+        Table("The headline", _COLUMNS, _rows(model, modes, ranks, mbits)),
+        Table("exact_overlap by catalogue", _CATALOGUE_COLUMNS, rows),
+    ]
+
+
+def link_demand(modes: Iterable[Step], ranks: int, mbits: float) -> float:
+    """Seconds that rows and their gradients need on a node's link, per second of computing in the first of the modes.
 
     Of the rows that a rank asks for, the share that lives on the other node crosses, once as vectors and once, the
     other way, as gradients; so in each direction a node sends vectors to the other's ranks and gradients of its own.
     """
-    serial = modes["serial"]
-    crossing = modes["semi_async"]["rows_asked"] * (ranks / _NODES) * (1 - 1 / _NODES)
-    num_bytes = 2 * crossing * serial["dim"] * 4
-    return num_bytes * 8 / (mbits * 1e6) / (serial["seconds"] * _compute_share(serial))
+    steps = list(modes)
+    crossing = max(step["rows_asked"] for step in steps) * (ranks / _NODES) * (1 - 1 / _NODES)
+    num_bytes = 2 * crossing * steps[0]["dim"] * 4
+    return num_bytes * 8 / (mbits * 1e6) / (steps[0]["seconds"] * compute_share(steps[0]))
 
 
-def collision_rate(modes: Mapping[str, Mapping[str, float]]) -> float:
+def collision_rate(step: Step) -> float:
     """Share of a batch's rows that the batch before has too."""
-    step = modes["exact_overlap"]
     return step["rows_shared"] / max(1.0, step["rows_read"])
 
 
-def _compute_share(step: Mapping[str, float]) -> float:
-    return 1.0 - step["exposed_sparse"] - step["exposed_dense"] - step["idle"]
+def compute_share(step: Step) -> float:
+    """What is left of a step when all waiting is taken off."""
+    return 1.0 - step["exposed_sparse"] - step["exposed_dense"] - step["skew"] - step["idle"]
 
 
-def _figures(mode: str, step: Mapping[str, float], serial: Mapping[str, float]) -> dict[str, float]:
-    return {
-        f"exposed_sparse_share_{mode}": step["exposed_sparse"],
-        f"compute_share_{mode}": _compute_share(step),
-        f"step_speedup_{mode}": serial["seconds"] / step["seconds"],
-    }
+def _shares(step: Step) -> list[Cell]:
+    return [compute_share(step), *(step[name] for name in ("exposed_sparse", "exposed_dense", "skew", "idle"))]
 
 
-def _row(mode: str, step: Mapping[str, float], case: Mapping[str, float]) -> list[Cell]:
+def _rows(model: str, modes: Mapping[str, Step], ranks: int, mbits: float) -> list[list[Cell]]:
+    demand, serial = link_demand(modes.values(), ranks, mbits), modes["serial"]["seconds"]
     return [
-        mode,
-        1e3 * step["seconds"],
-        case[f"step_speedup_{mode}"],
-        case[f"compute_share_{mode}"],
-        step["exposed_sparse"],
-        step["exposed_dense"],
-        step["idle"],
+        [model, ranks, mbits, demand, mode, 1e3 * step["seconds"], serial / step["seconds"], *_shares(step)]
+        for mode, step in modes.items()
     ]
 
 
