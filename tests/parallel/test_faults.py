@@ -102,6 +102,46 @@ def test_copies_that_part_stop_the_run(what: str, named: str, config: Config, st
         assert f"the {named} of rank 1 differ from those of rank 0 after step 4" in told
 
 
+def compare_parted(config: Config, store: Path, out: Path) -> dict[str, str]:
+    """Change one bit on rank 1 of two copies, here and there; return by place what the comparison raises."""
+    with joined() as world:
+        trainer = make_trainer(config, store, out, world, groups=2)
+        trainer.step(trainer.loader.batch(0, 0))
+        stepper, slots = trainer.stepper, torch.arange(trainer.table.weight.shape[0])
+        dense, rows = stepper.dense.state()["position"], stepper.rows.state()
+        places = {"nowhere": None, "weight": trainer.table.weight, "position": trainer.model.position}
+        told = {}
+        for name, tensor in {**places, **dense, **rows}.items():
+            if world.rank == 1 and tensor is not None:
+                tensor.detach().view(-1).view(torch.int32)[0] ^= 1
+            try:
+                stepper.check_replicas(slots, 1)
+                told[name] = ""
+            except ReplicaError as error:
+                told[name] = str(error)
+            if world.rank == 1 and tensor is not None:
+                tensor.detach().view(-1).view(torch.int32)[0] ^= 1
+    return told
+
+
+def test_one_bit_of_any_copy_is_noticed(config: Config, store_path: Path, tmp_path: Path) -> None:
+    named = {
+        "position": "dense parameters",
+        "step": "moments of the dense parameters",
+        "exp_avg": "moments of the dense parameters",
+        "exp_avg_sq": "moments of the dense parameters",
+        "weight": "item vectors",
+        "mean": "moments of the item vectors",
+        "square": "moments of the item vectors",
+        "num_steps": "moments of the item vectors",
+    }
+    for told in run_ranks(2, compare_parted, config, store_path, tmp_path):
+        assert told.pop("nowhere") == ""
+        assert told.keys() == named.keys()
+        for place, name in named.items():
+            assert f"the {name} of rank 1 differ from those of rank 0 after step 1" in told[place]
+
+
 def leave_early(config: Config, store: Path, out: Path) -> tuple[str, float]:
     """Rank 1 leaves before step 3; return what the others raise and after how long."""
     with joined() as world:
@@ -156,12 +196,20 @@ def test_a_thread_that_waits_for_a_message_can_be_freed() -> None:
     assert talking and also
 
 
-def come_or_not(seconds: float) -> str:
-    """Rank 1 never comes; return what the others say. Rank 0 keeps the store and is the last to leave."""
-    if os.environ["RANK"] == "1":
+def come_or_not(seconds: float, port: int) -> str:
+    """Rank 1 never comes; return what the others say, who start to wait when both are up.
+
+    The store is that of the test, as if it were torchrun's agent: it is there before the first and after the last.
+    """
+    rank = os.environ["RANK"]
+    if rank == "1":
         return ""
+    store = dist.TCPStore("127.0.0.1", port, wait_for_workers=False)
+    store.set(f"up-{rank}", "")
+    store.wait(["up-0", "up-2"])
+    os.environ.update(MASTER_PORT=str(port), TORCHELASTIC_USE_AGENT_STORE="True")
     try:
-        with joined(start_timeout=seconds + (os.environ["RANK"] == "0")):
+        with joined(start_timeout=seconds):
             return "all came"
     except UserError as error:
         return str(error)
@@ -186,9 +234,10 @@ def test_a_mistake_of_one_rank_is_told_by_the_others(config: Config, store_path:
 
 
 def test_ranks_that_never_come_are_named() -> None:
-    told = run_ranks(3, come_or_not, 1.0)
-    assert "rank 1 of 3 did not come within 2 s" in told[0]
-    assert "rank 1 of 3 did not come within 1 s" in told[2]
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    told = run_ranks(3, come_or_not, 3.0, store.port)
+    assert "rank 1 of 3 did not come within 3 s" in told[0]
+    assert "rank 1 of 3 did not come within 3 s" in told[2]
 
 
 def save_on_a_full_disk(config: Config, store: Path, out: Path) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,25 +50,26 @@ def code_hash() -> str:
     return digest.hexdigest()[:12]
 
 
-def check_replicas(mesh: Mesh, dense: Iterable[Tensor], rows: Tensor, step: int) -> None:
-    """Compare a hash of the dense parameters on all ranks, and of the table's `rows` [R, d] that a step has updated on
-    the ranks that hold the same shard; all ranks call it together.
+def check_replicas(
+    mesh: Mesh, dense: Mapping[str, Iterable[Tensor]], rows: Mapping[str, Iterable[Tensor]], step: int
+) -> None:
+    """Compare hashes of `dense` tensors on all ranks, and of the `rows` of the table's that a step has updated on the
+    ranks that hold the same shard, both by a name for messages; all ranks call it together.
 
     Raises:
         ReplicaError: some differ; the message names the rank.
     """
-    mine = torch.tensor([hash_bits(dense), hash_bits([rows])], dtype=torch.int64)
-    everyone = mesh.world.gather(mine)
-    for rank, (parameters, shard) in enumerate(everyone.tolist()):
-        if parameters != int(everyone[0, 0]):
-            raise ReplicaError(_parted(rank, 0, "dense parameters", step))
-        twin = rank % mesh.members
-        if shard != int(everyone[twin, 1]):
-            raise ReplicaError(_parted(rank, twin, "item vectors", step))
+    parts = {**dense, **rows}
+    everyone = mesh.world.gather(torch.tensor([hash_bits(tensors) for tensors in parts.values()]))
+    for rank, found in enumerate(everyone.tolist()):
+        for place, name in enumerate(parts):
+            twin = 0 if name in dense else rank % mesh.members
+            if found[place] != int(everyone[twin, place]):
+                raise ReplicaError(_parted(rank, twin, name, step))
 
 
 def hash_bits(tensors: Iterable[Tensor]) -> int:
-    """Return a 64-bit number of the bits of fp32 tensors and of where they stand."""
+    """Return a 64-bit number of the bits of tensors, of 32 bits or 64 an element, and of where they stand."""
     total, position = 0, 0
     for tensor in tensors:
         for piece in tensor.detach().reshape(-1).split(_HASHED_AT_ONCE):

@@ -159,13 +159,21 @@ class Stepper:
         self.rows.update(rows.slots, rows.grad, (optimizer.table_lr or optimizer.lr) * factor, number)
 
     def check_replicas(self, slots: Tensor, step: int) -> None:
-        """Compare the copies of the dense parameters and of the rows just updated over the ranks.
+        """Compare the copies of the dense parameters, of the rows just updated and of their optimisers' state over the
+        ranks.
 
         Raises:
             ReplicaError: they differ.
         """
         if self.mesh.world.size > 1:
-            check_replicas(self.mesh, self.model.parameters(), self.table.weight[slots], step)
+            dense_state = [tensor for state in self.dense.state().values() for tensor in state.values()]
+            row_state = [tensor[slots] if tensor.dim() else tensor for tensor in self.rows.state().values()]
+            check_replicas(
+                self.mesh,
+                {"dense parameters": self.model.parameters(), "moments of the dense parameters": dense_state},
+                {"item vectors": [self.table.weight[slots]], "moments of the item vectors": row_state},
+                step,
+            )
 
     def state(self, earlier: Sequence[Tensor] = ()) -> dict[str, Any]:
         """Every tensor of a training run, as checkpoints name them, rows in their natural order.
