@@ -53,6 +53,14 @@ def test_ranks_without_work_take_part(groups: int, store_path: Path, tmp_path: P
     many = run_ranks(4, train_steps, config, store_path, tmp_path, groups, 4)
     for name, tensor in one["state"].items():
         np.testing.assert_allclose(many[0]["state"][name], tensor, rtol=1e-5, atol=3e-6, err_msg=name)
+    sizes = set()
+    for step, whole in enumerate(one["items"]):
+        parts = [result["items"][step] for result in many]
+        assert sum(not part for part in parts) == 1, "a rank has nothing"
+        assert len({tuple(part) for part in parts}) == 4, "no two ranks have the same items"
+        assert sorted(item for part in parts for item in part) == sorted(whole)
+        sizes |= {len(part) for part in parts}
+    assert len(sizes) > 3, "parts differ in length"
 
 
 @pytest.mark.parametrize(("precision", "bound"), [("fp16", 2e-3), ("bf16", 1.6e-2)])

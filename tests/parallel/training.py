@@ -55,12 +55,13 @@ def train_both_optimizers(config: Config, store: Path, run: Path, groups: int, s
 
 
 def train_steps(config: Config, store: Path, run: Path, groups: int, steps: int) -> dict[str, Any]:
-    """Train some steps from the start; return the state, the losses and what this rank holds."""
+    """Train some steps from the start; return the state, the losses, and what this rank holds and has seen."""
     with joined() as world:
         trainer = make_trainer(config, store, run, world, groups)
-        losses = []
+        losses, items = [], []
         while len(losses) < steps:
             for batch in trainer.loader:
+                items.append(batch.items.values.tolist())
                 before = trainer.progress.window.loss_sum
                 trainer.step(batch)
                 losses.append((trainer.progress.window.loss_sum - before, trainer.progress.window.grad_norm))
@@ -76,6 +77,7 @@ def train_steps(config: Config, store: Path, run: Path, groups: int, steps: int)
             "shard": None if shard is None else shard.numpy(),
             "dense": torch.cat([p.detach().flatten() for p in trainer.model.parameters()]).numpy(),
             "tokens": trainer.progress.tokens,
+            "items": items,
         }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import numpy as np
@@ -10,6 +9,7 @@ import torch
 
 from turbogr.config import Config, LossConfig, ModelConfig, OptimizerConfig, ParallelConfig, resolve
 from turbogr.data.batching import Batch
+from turbogr.jagged import Jagged
 from turbogr.parallel.mesh import Mesh
 from turbogr.parallel.world import World
 from turbogr.train.calibration import made_up_batch
@@ -30,11 +30,19 @@ def make_stepper(options: dict[str, Any], mesh: Mesh, parallel: ParallelConfig |
 
 
 def equal_batch(options: dict[str, Any], world: World) -> Batch:
-    """Return this rank's part of a step in which every rank has sequences of the `lengths` of the options."""
+    """Return this rank's part of a step in which every rank has sequences of the `lengths` of the options, with items
+    of its own."""
     lengths = np.array(options["lengths"], np.int64)
-    batch = made_up_batch(lengths, options["num_items"])
-    return dataclasses.replace(
-        batch,
-        events=batch.events + world.rank * batch.num_tokens,
-        step_lengths=torch.from_numpy(np.tile(lengths, world.size)),
+    step = made_up_batch(np.tile(lengths, world.size), options["num_items"])
+    num_tokens = int(lengths.sum())
+    own = slice(world.rank * num_tokens, (world.rank + 1) * num_tokens)
+    assert step.targets is not None
+    return Batch(
+        users=step.users[world.rank * len(lengths) : (world.rank + 1) * len(lengths)],
+        items=Jagged.from_lengths(step.items.values[own], torch.from_numpy(lengths)),
+        events=step.events[own],
+        times=step.times[own],
+        next_times=step.next_times[own],
+        targets=step.targets[own],
+        step_lengths=step.items.lengths,
     )
