@@ -140,7 +140,10 @@ def fail_in_stage(config: Config, store: Path, out: Path, stage: str) -> tuple[s
     ("mode", "stage"),
     [
         *(("semi_async", stage) for stage in ("_load", "_exchange", "_wait", "_read", "_update_rows", "update")),
-        *(("exact_overlap", stage) for stage in ("_wait", "_read", "_catch_up", "_update_rest", "reduce")),
+        *(
+            ("exact_overlap", stage)
+            for stage in ("_wait", "_read", "_collect_early", "_catch_up", "_update_rest", "reduce")
+        ),
     ],
 )
 def test_a_failing_stage_of_one_rank_ends_all(

@@ -28,7 +28,7 @@ from turbogr.train.trainer import Trainer
 from turbogr.train.workers import Inline, StageFailed, Threaded
 
 STAGES = {"load": "_load", "exchange": "_exchange", "wait": "_wait", "embed": "_read"}
-BESIDE = ("_update_rows", "_update_rest", "_catch_up")
+BESIDE = ("_update_rows", "_update_rest", "_collect_early", "_catch_up")
 
 
 @pytest.fixture(params=["adam", "adagrad clipped"])
@@ -117,7 +117,7 @@ def test_sync_and_exact_overlap_are_the_serial_loop_bit_for_bit(
     if options.get("mode") == "exact_overlap":
         shared = sum(flight.rows_shared for flight in flown) / sum(flight.rows_read for flight in flown)
         assert 0.1 < shared < 0.9, "the batches of this test must share some rows"
-        for part in ("now", "soon", "rest"):
+        for part in ("now", "soon", "early", "rest"):
             assert any(flight.after and getattr(flight.after, part).places.numel() for flight in flown), part
 
 

@@ -24,19 +24,25 @@ class WorkingSet:
     """The distinct rows that a batch needs.
 
     `ids` [R]; `index` [n] int32 places each requested id in `ids`; `rows` [R, d] is a leaf whose gradient is the sum
-    over all uses of each row. Rows that no input of the batch uses may be there only after `late`, if that is given.
+    over all uses of each row. Rows that no input of the batch uses may be there only after `late`, if that is given,
+    and `early` gets the gradient [R, d] of the loss as soon as the backward has it, complete for just those rows.
     """
 
     ids: Tensor
     index: Tensor
     rows: Tensor
     late: Callable[[], object] | None = field(default=None, kw_only=True)
+    early: Callable[[Tensor], None] | None = field(default=None, kw_only=True)
 
     def for_loss(self) -> Tensor:
-        """Return `rows` when all of them are there."""
+        """Return `rows` when all of them are there; what the loss uses must be this."""
         if self.late is not None:
             self.late()
-        return self.rows
+        if self.early is None:
+            return self.rows
+        rows = self.rows.view_as(self.rows)
+        rows.register_hook(self.early)  # type: ignore[no-untyped-call]
+        return rows
 
 
 @dataclass(frozen=True)

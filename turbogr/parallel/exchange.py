@@ -53,4 +53,5 @@ def _pieces(rows: Tensor) -> Sequence[Tensor]:
     if not rows.numel():
         return ()
     row_bytes = rows[0].numel() * rows.element_size()
-    return rows.split(max(1, _PIECE_BYTES // row_bytes))
+    pieces: Sequence[Tensor] = rows.split(max(1, _PIECE_BYTES // row_bytes))
+    return pieces

@@ -10,7 +10,7 @@ the rows, all weights changed). Every executor below does them for every batch; 
                     no fewer, and the update of rows runs beside the next batches
     ExactOverlap    as SemiAsync one batch ahead, but rows that two consecutive batches share are read after they are
                     updated: at once where the later batch has them in its inputs, and beside its forward pass where
-                    only its loss needs them; the others' updates and reads may wait and go ahead
+                    only its loss needs them; their gradients leave early where only the loss made them
 
 Which rows are read between which updates is fixed, so results depend neither on the speed of anything nor on threads,
 and an executor whose workers have no threads gives the same. A table is read early and updated by one worker only; the
@@ -43,6 +43,7 @@ from turbogr.train.timeline import Timeline
 from turbogr.train.workers import Job, Threaded, Worker
 
 MakeWorker = Callable[[str, torch.device, Timeline], Worker]
+_UpdateRows = Callable[[RowGradients], None]
 
 
 class Part(NamedTuple):
@@ -54,10 +55,11 @@ class Part(NamedTuple):
 
 class Parts(NamedTuple):
     """The rows of a request by what two consecutive batches do with them: shared, and an input of the later one;
-    shared, and needed by its loss alone; not shared."""
+    shared, and needed by its loss alone, with an input or the loss alone of the earlier one; not shared."""
 
     now: Part
     soon: Part
+    early: Part
     rest: Part
 
 
@@ -401,7 +403,8 @@ class ExactOverlap(_Ahead):
     """Every row is read after all earlier updates of it, and as late as that demands; the rest runs beside computing.
 
     No row is sent twice: what a batch shares with the one before is not read early. Of that, the rows of its inputs are
-    all that a step waits for; those of its loss alone arrive while its forward pass runs (`WorkingSet.late`).
+    all that a step waits for; those of its loss alone arrive while its forward pass runs (`WorkingSet.late`), and
+    gradients that come from the loss alone leave when the backward begins (`WorkingSet.early`).
     """
 
     ahead = 1
@@ -410,9 +413,10 @@ class ExactOverlap(_Ahead):
         super().__init__(stepper, timeline, depth, make_worker)
         self._previous: tuple[Flight, Tensor] | None = None
         self._late: dict[int, Job] = {}
+        self._early: dict[int, Job] = {}
 
     def flights(self, loader: Loader, first: int, limit: int | None) -> Generator[Flight, None, None]:
-        self._previous, self._late = None, {}
+        self._previous, self._late, self._early = None, {}, {}
         yield from super().flights(loader, first, limit)
 
     def _wait(self, flight: Flight) -> Flight:
@@ -423,6 +427,7 @@ class ExactOverlap(_Ahead):
         if self._previous is not None:
             previous, touched_before = self._previous
             shared = touched * (touched_before > 0)
+            shared[(touched == 1) & (touched_before == 1)] = 3
             flight.rows_read, flight.rows_shared = int((touched > 0).sum()), int((shared > 0).sum())
             if flight.step > self._first:
                 previous.after, flight.before = (_divided(table, some.asked, shared) for some in (previous, flight))
@@ -443,7 +448,9 @@ class ExactOverlap(_Ahead):
             rows: Tensor = self._wait_for(self._reads.pop(flight.step), flight)
             if parts is not None:
                 rows.index_copy_(0, parts.now.places, table.receive(coming))
-        return replace(table.working_set(flight.asked, rows), late=partial(self._complete, flight))
+        clips = self.stepper.config.optimizer.clip_norm is not None
+        early = None if clips else partial(self._collect_early_later, flight)
+        return replace(table.working_set(flight.asked, rows), late=partial(self._complete, flight), early=early)
 
     def _complete(self, flight: Flight) -> None:
         """Wait for the rows of a batch that its loss alone needs."""
@@ -451,13 +458,29 @@ class ExactOverlap(_Ahead):
             with self.timeline.span("main", "embed", flight.step):
                 self._wait_for(self._late.pop(flight.step), flight)
 
+    def _know_after(self, flight: Flight) -> Parts | None:
+        """Wait until the next batch has set `after`."""
+        if flight.step + 1 < self._end:
+            self._wait_for(self._fronts[flight.step + 1])
+        return flight.after
+
+    def _collect_early_later(self, flight: Flight, grad: Tensor) -> None:
+        """Post the sum of gradients that are complete when the backward begins."""
+        if self._know_after(flight) is not None:
+            self._early[flight.step] = self._workers["embed"].post(self._collect_early, flight.step, flight, grad)
+
+    def _collect_early(self, flight: Flight, grad: Tensor) -> RowGradients:
+        assert flight.after is not None
+        table = self._tables["embed"]
+        return table.collect(_send_back(table, flight.after.early, grad))
+
     def reduce(self, flight: Flight, working_set: WorkingSet) -> Reduced:
         self._complete(flight)  # a rank without tokens has not called for them
-        if flight.step + 1 < self._end:
-            self._wait_for(self._fronts[flight.step + 1])  # sets `after`
+        table, parts = self.stepper.table, self._know_after(flight)
         if self.stepper.config.optimizer.clip_norm is not None:
             return super().reduce(flight, working_set)
-        table, parts = self.stepper.table, flight.after
+        if flight.step not in self._early:  # nor has its backward begun
+            self._collect_early_later(flight, gradient_of(working_set.rows))
         with self.timeline.span("main", "reduce", flight.step):
             self.stepper.gradients.start()
             sent = None if parts is None else _send_back(table, parts.now, gradient_of(working_set.rows))
@@ -469,7 +492,7 @@ class ExactOverlap(_Ahead):
     ) -> None:
         if reduced.complete:
             super().update(flight, working_set, reduced, grad_norm, factor)
-            self._catch_up_later(flight, None)
+            self._catch_up_later(flight, None, None)
             return
         number = self.stepper.rows.begin()
         with self.timeline.span("main", "update", flight.step):
@@ -477,43 +500,67 @@ class ExactOverlap(_Ahead):
             if reduced.rows is not None:
                 self.stepper.update_rows(reduced.rows, factor, number)
         grad = gradient_of(working_set.rows)
-        caught_up = self._catch_up_later(flight, partial(self._update_part, grad=grad, factor=factor, number=number))
+        update = partial(self.stepper.update_rows, factor=factor, number=number)
+        caught_up = self._catch_up_later(flight, grad, update)
         done = [] if reduced.rows is None else [reduced.rows.slots]
-        self._update_later(self._update_rest, flight, grad, factor, number, done, caught_up)
+        self._update_later(self._update_rest, flight, grad, update, done, caught_up)
 
-    def _catch_up_later(self, flight: Flight, update: Callable[[Part], Tensor] | None) -> Job | None:
+    def _catch_up_later(self, flight: Flight, grad: Tensor | None, update: _UpdateRows | None) -> Job | None:
         """Post what the forward pass of the next batch must not wait for and its loss must."""
         if flight.after is None:
             return None
         following = flight.step + 1
-        rows, front = self._reads[following], self._fronts[following]
-        self._late[following] = self._workers["embed"].post(self._catch_up, following, flight, front, rows, update)
+        self._late[following] = self._workers["embed"].post(
+            self._catch_up,
+            following,
+            flight,
+            self._fronts[following],
+            self._reads[following],
+            self._early.pop(flight.step, None),
+            grad,
+            update,
+        )
         return self._late[following]
 
     def _catch_up(
-        self, flight: Flight, following: Flight, rows: Tensor, update: Callable[[Part], Tensor] | None
+        self,
+        flight: Flight,
+        following: Flight,
+        rows: Tensor,
+        early: RowGradients | None,
+        grad: Tensor | None,
+        update: _UpdateRows | None,
     ) -> Tensor | None:
-        """Update the rows that the loss of the following batch alone needs, send them, and put in what comes."""
+        """Update the rows that the loss of the following batch alone needs, send them, and put in what comes.
+
+        Without `update` that has been done. Returns the slots that are updated here.
+        """
         assert flight.after is not None and following.before is not None
-        updated = None if update is None else update(flight.after.soon)
-        table, part = self._tables["embed"], following.before.soon
-        rows.detach().index_copy_(0, part.places, table.receive(table.answer(part.request)))
+        updated = None
+        if update is not None:
+            assert early is not None and grad is not None
+            update(early)
+            updated = torch.cat([early.slots, self._update_part(flight.after.soon, grad, update)])
+        table, parts = self._tables["embed"], (following.before.early, following.before.soon)
+        coming = [table.answer(part.request) for part in parts]
+        for part, reply in zip(parts, coming, strict=True):
+            rows.detach().index_copy_(0, part.places, table.receive(reply))
         return updated
 
-    def _update_part(self, part: Part, grad: Tensor, factor: float, number: int) -> Tensor:
+    def _update_part(self, part: Part, grad: Tensor, update: _UpdateRows) -> Tensor:
         table = self._tables["embed"]
         rows = table.collect(_send_back(table, part, grad))
-        self.stepper.update_rows(rows, factor, number)
+        update(rows)
         return rows.slots
 
     def _update_rest(
-        self, flight: Flight, grad: Tensor, factor: float, number: int, done: list[Tensor], caught_up: Tensor | None
+        self, flight: Flight, grad: Tensor, update: _UpdateRows, done: list[Tensor], caught_up: Tensor | None
     ) -> Tensor:
         if flight.after is None:
             everything = Part(torch.arange(grad.shape[0], device=grad.device), flight.asked)
-            return self._update_part(everything, grad, factor, number)
+            return self._update_part(everything, grad, update)
         assert caught_up is not None
-        return torch.cat([self._update_part(flight.after.rest, grad, factor, number), caught_up, *done])
+        return torch.cat([self._update_part(flight.after.rest, grad, update), caught_up, *done])
 
 
 def make_executor(
@@ -529,13 +576,13 @@ def make_executor(
 
 
 def _divided(table: Table, request: Request, shared: Tensor) -> Parts:
-    """Divide a request by `shared`, for every row of this process's table 2, 1 or 0: now, soon, rest."""
+    """Divide a request by `shared`, for every row of this process's table 2, 1, 3 or 0: now, soon, early, rest."""
     theirs = shared[request.slots]
     mine = table.tell(request, theirs)
     return Parts(
         *(
             Part((mine == kind).nonzero().flatten(), table.part(request, mine == kind, theirs == kind))
-            for kind in (2, 1, 0)
+            for kind in (2, 1, 3, 0)
         )
     )
 
