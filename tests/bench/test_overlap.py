@@ -35,6 +35,7 @@ def step(**changes: float) -> dict[str, float]:
         "idle": 0.0625,
         "dim": 64.0,
     }
+    usual |= {"main_cpu": 0.75, "other_cpu": 0.25}
     return {**usual, "rows_asked": 1e6, "rows_read": 1e6, "rows_shared": 2e5, **changes}
 
 
@@ -61,7 +62,7 @@ def test_ranks_measure_every_mode() -> None:
     assert found[0] == found[1]
     for mode, result in found[0]["tiny"].items():
         assert result["seconds"] > 0.0 and result["exposed_sparse"] >= 0.0 and result["skew"] > 0.0
-        assert 0.0 < overlap.compute_share(result) < 1.0
+        assert 0.0 < overlap.compute_share(result) < 1.0 and result["main_cpu"] > 0.0
         assert (result["rows_read"] > 0.0) == (mode in ("semi_async", "exact_overlap"))
         assert (result["rows_asked"] > 0.0) == (mode != "serial")
     assert found[0]["tiny"]["serial"]["exposed_sparse"] > 0.0

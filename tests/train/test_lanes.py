@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
@@ -38,29 +39,28 @@ def test_on_a_cpu_there_is_nothing_to_do() -> None:
     assert upload(batch, CPU) is batch
 
 
-def test_what_a_worker_hands_over_is_waited_for_by_the_stream_that_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_streams_wait_for_what_is_handed_over_in_both_directions(monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
+    here = threading.local()
 
     class Stream:
         def __init__(self, device: torch.device | None = None) -> None:
             self.name = "worker" if device is not None else "main"
 
         def __enter__(self) -> None:
-            told.append("enter")
+            here.stream = self
 
         def __exit__(self, *error: object) -> None:
-            told.append("exit")
+            del here.stream
 
         def record_event(self) -> str:
-            told.append("record")
-            return "event"
+            told.append(f"{self.name} records")
+            return f"event of {self.name}"
 
         def wait_event(self, event: str) -> None:
             told.append(f"{self.name} waits for {event}")
 
     device: Any = SimpleNamespace(type="fast")
-    tensor = torch.ones(1)
-    owned: list[str] = []
 
     class Held(torch.Tensor):
         @property
@@ -68,15 +68,20 @@ def test_what_a_worker_hands_over_is_waited_for_by_the_stream_that_takes_it(monk
             return device
 
         def record_stream(self, stream: Any) -> None:
-            owned.append(stream.name)
+            told.append(f"{stream.name} owns {self.item():g}")
+
+    def work(given: torch.Tensor) -> torch.Tensor:
+        told.append("work")
+        return torch.tensor(2.0).as_subclass(Held)
 
     monkeypatch.setattr(lanes.torch, "Stream", Stream)
-    monkeypatch.setattr(lanes.torch.accelerator, "current_stream", lambda device: Stream())
+    monkeypatch.setattr(lanes.torch.accelerator, "current_stream", lambda device: getattr(here, "stream", Stream()))
     worker = Threaded("embed", device, Timeline())
-    job = worker.post(lambda: told.append("work") or tensor.as_subclass(Held), 0)
+    job = worker.post(work, 0, torch.tensor(1.0).as_subclass(Held))
     assert isinstance(job.result(), Held)
     worker.close()
-    assert told == ["enter", "work", "record", "main waits for event", "exit"] or told == [
-        *("enter", "work", "record", "exit", "main waits for event")
+    assert told == [
+        "main records",
+        *("worker waits for event of main", "worker owns 1", "work", "worker records"),
+        *("main waits for event of worker", "main owns 2"),
     ]
-    assert owned == ["main"]

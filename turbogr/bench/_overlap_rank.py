@@ -47,7 +47,7 @@ _FIRST_WAIT = {"serial": "exposed_sparse", "pipeline": "exposed_sparse"}
 """What a rank waits for first after the backward, where it is not the sum of the dense gradients."""
 _WARM = 2
 _BEHIND = 2  # steps that keep the pipeline full until the last measured one ends
-_ROUNDS = 7
+_ROUNDS = 11
 
 
 def measure(world: World, options: dict[str, Any]) -> dict[str, Any]:
@@ -61,29 +61,35 @@ def measure(world: World, options: dict[str, Any]) -> dict[str, Any]:
 def _steps(world: World, model: str, mode: str, options: dict[str, Any]) -> dict[str, float]:
     """Seconds of a step and its shares, means over the ranks; all ranks return the same.
 
-    `skew` is the share of waiting for ranks whose backward took longer: all are on this machine and read one clock. In
-    the first message after it that is no communication; see `_FIRST_WAIT`.
+    `main_cpu` and `other_cpu` are cores that the main thread and all others keep busy; they share one here, so what
+    communication computes is lost to the main thread. `skew` is the share of waiting for ranks whose backward took
+    longer, which is no communication: all are on this machine and read one clock. It is part of what a rank waits for
+    first after its backward, and is taken off that.
     """
     with tempfile.TemporaryDirectory() as folder:
         trainer = _make_trainer(world, model, mode, options, Path(folder))
-        marks: list[tuple[float, Window]] = []
+        marks: list[tuple[float, float, float, Window]] = []
         num_steps = options["max_steps"]
         asked = []
         with trainer.flights() as flights:
             for done, flight in enumerate(flights, 1):
                 trainer.step(flight)
                 asked.append(0 if flight.request is None else flight.request.ids.numel())
-                marks.append((time.perf_counter(), dataclasses.replace(trainer.progress.window)))
+                clocks = time.perf_counter(), time.thread_time(), time.process_time()
+                marks.append((*clocks, dataclasses.replace(trainer.progress.window)))
                 if done == _WARM:
                     # Everybody must stop after the same step.
                     slowest = max(world.gather_objects(marks[-1][0] - marks[-2][0]))
                     num_steps = min(num_steps, max(options["min_steps"], round(options["seconds"] / slowest)))
                 if done == _WARM + num_steps + _BEHIND:
                     break
-    (start, before), (end, after) = marks[_WARM - 1], marks[_WARM + num_steps - 1]
-    seconds = end - start
+    *start, before = marks[_WARM - 1]
+    *end, after = marks[_WARM + num_steps - 1]
+    seconds, main_seconds, all_seconds = (late - early for early, late in zip(start, end, strict=True))
     own = {
         "seconds": seconds / num_steps,
+        "main_cpu": main_seconds / seconds,
+        "other_cpu": (all_seconds - main_seconds) / seconds,
         "exposed_sparse": (after.exposed_sparse - before.exposed_sparse) / seconds,
         "exposed_dense": (after.exposed_dense - before.exposed_dense) / seconds,
         "idle": (after.idle - before.idle) / seconds,

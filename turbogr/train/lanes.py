@@ -1,7 +1,8 @@
 """Where the device work of a thread goes: the one place that knows of streams, events and pinned memory.
 
 On a CPU work is done when its call returns, and all of this is nothing. On an accelerator every worker has a stream of
-its own; what it hands over carries an event, and whoever takes it makes its own stream wait for that, not the host.
+its own; what is handed to it and what it hands over carries an event, and whoever takes it makes its own stream wait
+for that, not the host.
 """
 
 from __future__ import annotations
@@ -36,6 +37,11 @@ class Lane:
     def mark(self) -> Any:
         """Return an event of what has been sent here so far, None where that is done already."""
         return None if self._stream is None else self._stream.record_event()
+
+
+def mark_here(device: torch.device) -> Any:
+    """Return an event of the device work that the calling thread has sent so far, None where that is done already."""
+    return None if device.type == "cpu" else torch.accelerator.current_stream(device).record_event()
 
 
 def follow(mark: Any, value: Any, device: torch.device) -> None:

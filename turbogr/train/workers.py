@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from turbogr.errors import UserError
-from turbogr.train.lanes import Lane, follow
+from turbogr.train.lanes import Lane, follow, mark_here
 from turbogr.train.timeline import Timeline
 
 _ABANDON_SECONDS = 5.0
@@ -56,7 +56,8 @@ class Worker(Protocol):
     """Does jobs in the order of the posts."""
 
     def post(self, work: Callable[..., Any], step: int, *arguments: Any) -> Job:
-        """Have work(*arguments) done for a step; arguments that are jobs are waited for first, in the worker."""
+        """Have work(*arguments) done for a step, after the device work that the caller has sent so far; arguments that
+        are jobs are waited for first, in the worker."""
         ...
 
     def close(self) -> None:
@@ -100,6 +101,7 @@ class _Post(NamedTuple):
     work: Callable[..., Any]
     step: int
     arguments: tuple[Any, ...]
+    mark: Any
 
 
 class Threaded:
@@ -115,7 +117,7 @@ class Threaded:
 
     def post(self, work: Callable[..., Any], step: int, *arguments: Any) -> Job:
         job = Job(self.device)
-        self._posts.put(_Post(job, work, step, arguments))
+        self._posts.put(_Post(job, work, step, arguments, mark_here(self.device)))
         return job
 
     def close(self) -> None:
@@ -140,6 +142,7 @@ class Threaded:
                 post.job.fail(self._failure)
 
     def _do(self, post: _Post) -> None:
+        follow(post.mark, post.arguments, self.device)
         given = [_value(argument) for argument in post.arguments]
         if self._failure is not None:
             raise self._failure
