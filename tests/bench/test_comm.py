@@ -12,6 +12,7 @@ from tests.parallel.ranks import run_ranks
 from turbogr import bench
 from turbogr.bench import _comm_rank, comm
 from turbogr.bench._network import Network, Node
+from turbogr.bench._steps import equal_batch
 from turbogr.errors import UserError
 from turbogr.parallel.world import joined
 
@@ -70,6 +71,22 @@ def test_collectives_alone_do_what_they_always_do() -> None:
     for values, defaults, seconds in run_ranks(2, collect_alone):
         assert values == [3.0, 3.0, 1.0, 2.0]
         assert defaults == [True, False] and seconds > 0
+
+
+def count_exchanges() -> tuple[int, int]:
+    """Return how often a step on two ranks that share a table talks inside its group, and across all ranks."""
+    with joined() as world:
+        stepper, batch = _comm_rank._stepper(world, OPTIONS, 1, "fp32"), equal_batch(OPTIONS, world)
+        with _comm_rank.alone() as calls:
+            _comm_rank._train(stepper, batch, 0)
+        inside = sum(group is stepper.mesh.member_ranks for group, _ in calls)
+        return inside, len(calls) - inside
+
+
+def test_no_message_of_the_item_table_escapes_the_clock() -> None:
+    for inside, others in run_ranks(2, count_exchanges):
+        assert inside == 4, "numbers of ids, ids, vectors and gradients"
+        assert others > 0
 
 
 @contextmanager

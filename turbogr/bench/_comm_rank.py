@@ -24,8 +24,9 @@ from turbogr.bench._steps import equal_batch, make_stepper
 from turbogr.config import ParallelConfig
 from turbogr.data.batching import Batch
 from turbogr.layers.item_table import RowGradients
-from turbogr.parallel import wire
+from turbogr.parallel import sharded_table, wire
 from turbogr.parallel.dense import FlatGradients
+from turbogr.parallel.exchange import start_exchange
 from turbogr.parallel.mesh import Mesh, choose_mesh
 from turbogr.parallel.world import World
 from turbogr.train.step import Stepper
@@ -116,23 +117,32 @@ def _taken_apart(stepper: Stepper, batch: Batch, step: int) -> tuple[float, floa
 
 @contextmanager
 def alone() -> Iterator[list[tuple[Any, float]]]:
-    """Run every collective inside the block alone, between barriers; fill a list of (process group, seconds)."""
+    """Run every collective and every exchange of the item table inside the block alone, between barriers; fill a list
+    of (process group, seconds)."""
     calls: list[tuple[Any, float]] = []
     barrier = dist.barrier
 
-    def timed(run: Callable[..., Any]) -> Callable[..., Any]:
+    def timed(run: Callable[[], Any], group: Any) -> None:
+        barrier()
+        started = time.perf_counter()
+        run()
+        calls.append((group, time.perf_counter() - started))
+
+    def alone_like(collective: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, group: Any = None, async_op: bool = False, **options: Any) -> _Done | None:
-            barrier()
-            started = time.perf_counter()
-            run(*args, group=group, **options)
-            calls.append((group, time.perf_counter() - started))
+            timed(lambda: collective(*args, group=group, **options), group)
             return _Done() if async_op else None
 
         return call
 
+    def exchange(*args: Any) -> _Done:
+        timed(lambda: start_exchange(*args).wait(), args[-1])
+        return _Done()
+
     with ExitStack() as patched:
         for name in _COLLECTIVES:
-            patched.enter_context(mock.patch.object(dist, name, timed(getattr(dist, name))))
+            patched.enter_context(mock.patch.object(dist, name, alone_like(getattr(dist, name))))
+        patched.enter_context(mock.patch.object(sharded_table, "start_exchange", exchange))
         yield calls
 
 
