@@ -19,6 +19,9 @@ _MASK32 = 0xFFFFFFFF
 _MASK64 = 0xFFFFFFFFFFFFFFFF
 _GOLDEN32 = 0x9E3779B9
 
+LARGEST_BOUND = 2**31 - 1
+"""Of `random_integers`: the steps in which a share can be drawn."""
+
 
 class Dropout(NamedTuple):
     """Drop each element with probability `rate`, decided by `seed` and the element's key and column."""

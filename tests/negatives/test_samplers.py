@@ -71,7 +71,7 @@ def test_popularity_has_its_distribution(exponent: float) -> None:
     sampler = PopularitySampler(COUNTS, exponent, seed=1)
     weights = np.maximum(COUNTS, 1.0) ** exponent
     probabilities = weights / weights.sum()
-    np.testing.assert_allclose(sampler.probabilities().numpy(), probabilities)
+    np.testing.assert_allclose(sampler.probabilities(64).numpy(), probabilities)
     assert chi_square(sampler.draw(request(4000, torch.arange(3)), 64), probabilities) < 4
 
 
@@ -91,12 +91,24 @@ def test_a_mixture_has_the_mean_of_its_parts() -> None:
     sampler = Objective(config, NUM_ITEMS, 1, lambda: COUNTS).sampler
     weights = np.maximum(COUNTS, 1.0) ** 0.75
     expected = 0.25 / NUM_ITEMS + 0.75 * weights / weights.sum()
-    probabilities = sampler.probabilities()
+    probabilities = sampler.probabilities(64)
     assert probabilities is not None
     np.testing.assert_allclose(probabilities.numpy(), expected)
     drawn = sampler.draw(request(4000, torch.arange(3)), 64)
     assert chi_square(drawn, expected) < 4
     assert chi_square(drawn[:, :16], np.full(NUM_ITEMS, 1 / NUM_ITEMS)) < 4
+
+
+def test_shares_of_a_few_are_corrected_for_as_they_are_drawn() -> None:
+    config = LossConfig(num_negatives=3, sampler="mixture", shares=(0.5, 0.5, 0.0, 0.0))
+    weights = np.maximum(COUNTS, 1.0) ** 0.75
+    for expansion, uniform in ((1, 2 / 3), (2, 1 / 2)):
+        objective = Objective(dataclasses.replace(config, expansion=expansion), NUM_ITEMS, 1, lambda: COUNTS)
+        expected = uniform / NUM_ITEMS + (1 - uniform) * weights / weights.sum()
+        drawn = objective.draw(make_batch([8000], NUM_ITEMS), 11)
+        assert chi_square(drawn, expected) < 4
+        assert objective.log_q is not None
+        np.testing.assert_allclose(objective.log_q.exp().numpy(), expected, rtol=1e-5)
 
 
 def test_a_wrong_distribution_would_be_noticed() -> None:
@@ -174,6 +186,11 @@ def test_a_large_catalogue_is_looked_up_in_changing_parts(monkeypatch: pytest.Mo
         assert all(row.unique().numel() == 4 for row in lists)
         seen.append(set(items.tolist()))
     assert seen[0] != seen[1]
+    for number in range(200):
+        candidates = cache._candidates(95, number)
+        assert candidates.unique().numel() == 10 and 0 <= int(candidates.min()) and int(candidates.max()) < 95
+        seen[0].update(candidates.tolist())
+    assert seen[0] == set(range(95)), "every item's turn comes"
 
 
 def test_hard_negatives_belong_to_the_position() -> None:

@@ -16,9 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from turbogr.ops import random_integers
-from turbogr.random import derive_seed
-
-_LEVELS = 2**31 - 1  # the largest bound of random_integers
+from turbogr.random import LARGEST_BOUND, derive_seed
 
 
 class AliasTable(NamedTuple):
@@ -45,14 +43,14 @@ class AliasTable(NamedTuple):
             excess = np.where(crosses, reaches_over - surplus, 0.0)
             thresholds[likely[:-1]] = 1 - excess[:-1]
             aliases[likely[:-1]] = likely[1:]
-        levels = np.rint(np.clip(thresholds, 0, 1) * _LEVELS)
+        levels = np.rint(np.clip(thresholds, 0, 1) * LARGEST_BOUND)
         return cls(torch.from_numpy(levels.astype(np.int32)), torch.from_numpy(aliases.astype(np.int32)))
 
     def draw(self, keys: Tensor, seed: int, num_columns: int) -> Tensor:
         """Draw items for `keys` [N] int64: [N, num_columns] int32, a function of (seed, key, column)."""
         num_items, device = self.aliases.numel(), keys.device
         cells = random_integers(keys, derive_seed(seed, 0), num_columns, num_items)
-        coins = random_integers(keys, derive_seed(seed, 1), num_columns, _LEVELS)
+        coins = random_integers(keys, derive_seed(seed, 1), num_columns, LARGEST_BOUND)
         flat = cells.flatten()
         thresholds = self.thresholds.to(device).index_select(0, flat).view_as(cells)
         return torch.where(coins < thresholds, cells, self.aliases.to(device).index_select(0, flat).view_as(cells))

@@ -8,7 +8,7 @@ from torch import Tensor
 from turbogr.config import HARD_DELAY
 from turbogr.ops import random_integers
 from turbogr.ops.sampled_softmax.reference import unit
-from turbogr.random import derive_seed
+from turbogr.random import LARGEST_BOUND, derive_seed
 
 _SITE = 0x4A2D
 _MAX_CANDIDATES = 8192
@@ -53,10 +53,11 @@ class HardCache:
     def _candidates(self, num_items: int, number: int) -> Tensor:
         if num_items <= _MAX_CANDIDATES:
             return torch.arange(num_items)
-        # One of each of equally long stretches of the catalogue: all different, and every item's turn comes.
-        stretch = num_items // _MAX_CANDIDATES
-        shift = random_integers(torch.arange(_MAX_CANDIDATES), derive_seed(self.seed, number), 1, stretch)
-        return torch.arange(_MAX_CANDIDATES) * stretch + shift[:, 0]
+        # One of each of as many stretches of the catalogue, which differ by one item at most: all are different, and
+        # every item's turn comes.
+        bounds = torch.arange(_MAX_CANDIDATES + 1) * num_items // _MAX_CANDIDATES
+        drawn = random_integers(torch.arange(_MAX_CANDIDATES), derive_seed(self.seed, number), 1, LARGEST_BOUND)[:, 0]
+        return bounds[:-1] + drawn.long() * bounds.diff() // LARGEST_BOUND
 
     def state(self) -> dict[str, Tensor]:
         """What a checkpoint must hold, to be loaded in place."""

@@ -37,7 +37,9 @@ class Objective:
         self.cache = HardCache(num_items, config.hard_size, config.hard_every, seed) if config.has_hard() else None
         equal: Counts = lambda: np.ones(num_items, np.int64)  # noqa: E731
         self.sampler = make_sampler(config, num_items, seed, counts or equal, self.cache)
-        self.log_q = log_probabilities(self.sampler)
+        shared = config.expansion if config.sharing == "group" else 1
+        self.num_drawn = config.num_negatives * shared
+        self.log_q = log_probabilities(self.sampler, self.num_drawn)
 
     def is_due(self, step: int) -> bool:
         """Whether `refresh` must be called before the rows of `step` are changed."""
@@ -54,12 +56,12 @@ class Objective:
         On any thread, and up to `HARD_DELAY` steps before the step itself.
         """
         assert batch.targets is not None
-        keys, anchors, count = batch.events, batch.targets[:, None], self.config.num_negatives
+        keys, anchors = batch.events, batch.targets[:, None]
         groups = self._groups(batch)
         if groups is not None:
-            keys, count = keys[groups[:-1]], count * self.config.expansion
+            keys = keys[groups[:-1]]
             anchors = group_anchors(groups, self.config.expansion, batch.targets)
-        return self.sampler.draw(Request(keys, step, anchors, batch.targets_of_step), count)
+        return self.sampler.draw(Request(keys, step, anchors, batch.targets_of_step), self.num_drawn)
 
     def loss(self, outputs: Tensor, rows: Tensor, index: Tensor, ids: Tensor, batch: Batch, step: int) -> Tensor:
         """Return the loss of every position, [T], from its output vector [T, d].

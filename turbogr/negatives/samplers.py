@@ -48,8 +48,11 @@ class Sampler(Protocol):
         """Return negatives [N, num_negatives] int32."""
         ...
 
-    def probabilities(self) -> Tensor | None:
-        """Return the probability of every item, [V] fp64; None where the sampler is not to be corrected for."""
+    def probabilities(self, num_negatives: int) -> Tensor | None:
+        """Return the probability of every item, [V] fp64, among so many that are drawn together.
+
+        None where the sampler is not to be corrected for.
+        """
         ...
 
 
@@ -62,7 +65,7 @@ class UniformSampler:
     def draw(self, request: Request, num_negatives: int) -> Tensor:
         return random_integers(request.keys, derive_seed(self.seed, request.step), num_negatives, self.num_items)
 
-    def probabilities(self) -> Tensor:
+    def probabilities(self, num_negatives: int) -> Tensor:
         return torch.full((self.num_items,), 1 / self.num_items, dtype=torch.float64)
 
 
@@ -77,7 +80,7 @@ class PopularitySampler:
     def draw(self, request: Request, num_negatives: int) -> Tensor:
         return self.table.draw(request.keys, derive_seed(self.seed, request.step), num_negatives)
 
-    def probabilities(self) -> Tensor:
+    def probabilities(self, num_negatives: int) -> Tensor:
         return torch.from_numpy(self.weights / self.weights.sum())
 
 
@@ -98,7 +101,7 @@ class InBatchSampler:
         places = random_integers(request.keys, seed, num_negatives, request.batch.numel())
         return request.batch.to(torch.int32).index_select(0, places.flatten()).view(shape)
 
-    def probabilities(self) -> Tensor:
+    def probabilities(self, num_negatives: int) -> Tensor:
         return torch.from_numpy(self.counts / self.counts.sum())
 
 
@@ -115,7 +118,7 @@ class HardSampler:
         columns = torch.arange(num_negatives, device=places.device) % request.anchors.shape[1]
         return nearest[request.anchors[:, columns], places.long()]
 
-    def probabilities(self) -> None:
+    def probabilities(self, num_negatives: int) -> None:
         return None
 
 
@@ -126,20 +129,23 @@ class MixtureSampler:
         self.parts = parts
 
     def draw(self, request: Request, num_negatives: int) -> Tensor:
-        counts = shared_out(num_negatives, [share for _, share in self.parts])
-        return torch.cat(
-            [sampler.draw(request, count) for (sampler, _), count in zip(self.parts, counts, strict=True)], dim=1
-        )
+        return torch.cat([sampler.draw(request, count) for sampler, count in self._dealt(num_negatives)], dim=1)
 
-    def probabilities(self) -> Tensor | None:
-        """The mean over the parts that have probabilities; items in the others are wanted beyond their share."""
+    def probabilities(self, num_negatives: int) -> Tensor | None:
+        """The mean over what the parts draw that have probabilities; the others' items are wanted beyond their
+        share."""
         known = [
-            (probabilities, share)
-            for sampler, share in self.parts
-            if (probabilities := sampler.probabilities()) is not None
+            (probabilities, count)
+            for sampler, count in self._dealt(num_negatives)
+            if (probabilities := sampler.probabilities(count)) is not None
         ]
-        total = sum(share for _, share in known)
-        return torch.stack([probabilities * (share / total) for probabilities, share in known]).sum(0)
+        total = sum(count for _, count in known)
+        return torch.stack([probabilities * (count / total) for probabilities, count in known]).sum(0)
+
+    def _dealt(self, num_negatives: int) -> list[tuple[Sampler, int]]:
+        """How many each part draws: whole numbers, so the shares of a few are not quite those asked for."""
+        counts = shared_out(num_negatives, [share for _, share in self.parts])
+        return [(sampler, count) for (sampler, _), count in zip(self.parts, counts, strict=True)]
 
 
 def shared_out(total: int, shares: Sequence[float]) -> list[int]:
@@ -167,9 +173,12 @@ def make_sampler(config: LossConfig, num_items: int, seed: int, counts: Counts, 
     return MixtureSampler([(makers[name](), share) for name, share in config.parts() if share > 0])
 
 
-def log_probabilities(sampler: Sampler) -> Tensor | None:
-    """Return what is to be subtracted from every item's logit, [V] fp32; None where all would lose the same."""
-    probabilities = sampler.probabilities()
+def log_probabilities(sampler: Sampler, num_negatives: int) -> Tensor | None:
+    """Return what is to be subtracted from every item's logit, [V] fp32, when so many are drawn together.
+
+    None where all would lose the same.
+    """
+    probabilities = sampler.probabilities(num_negatives)
     if probabilities is None or bool((probabilities == probabilities[0]).all()):
         return None
     return probabilities.log().to(torch.float32)

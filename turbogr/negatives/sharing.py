@@ -18,9 +18,8 @@ from torch.utils.checkpoint import checkpoint
 from turbogr.ops import random_integers
 from turbogr.ops.sampled_softmax import Precision
 from turbogr.ops.sampled_softmax.reference import narrowed, unit
-from turbogr.random import derive_seed
+from turbogr.random import LARGEST_BOUND, derive_seed
 
-_LEVELS = 2**31 - 1  # the largest bound of random_integers
 _POSITIONS_AT_ONCE = 1024
 
 
@@ -52,8 +51,8 @@ def choose_others(offsets: Tensor, keys: Tensor, num_negatives: int, num_more: i
     length = lengths.repeat_interleave(lengths)[:, None]
     first = offsets[:-1].repeat_interleave(lengths)[:, None]
     own = torch.arange(keys.numel(), device=keys.device)[:, None] - first
-    levels = random_integers(keys, seed, num_more, _LEVELS).long()
-    chosen = levels * ((length - 1) * num_negatives) // _LEVELS
+    levels = random_integers(keys, seed, num_more, LARGEST_BOUND).long()
+    chosen = levels * ((length - 1) * num_negatives) // LARGEST_BOUND
     other = (own + 1 + chosen // num_negatives) % length
     return torch.where(length > 1, (first + other) * num_negatives + chosen % num_negatives, -1)
 
