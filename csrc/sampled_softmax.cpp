@@ -387,7 +387,8 @@ void find_negatives(const Problem& p, const Table<Number>& table, int64_t positi
   if (table.scales != nullptr) {
     for (int64_t j = 0; j < n; ++j) scratch.scales[j] = table.scales[negatives[j]];
   }
-  for (int64_t j = n; j < padded + kAhead * kLanes; ++j) rows[j] = table.rows;
+  // A row that is this position's anyway: a NaN in another one must not reach it.
+  for (int64_t j = n; j < padded + kAhead * kLanes; ++j) rows[j] = n > 0 ? rows[0] : table.rows;
   for (int64_t j = n; j < padded; ++j) {
     scratch.scales[j] = 0.0f;
     scratch.offsets[j] = -INFINITY;
@@ -433,8 +434,8 @@ Softmax score_position(const Problem& p, const Table<Number>& table, Score<Numbe
 }
 
 // Negatives of a group that are unpacked together.
-constexpr int64_t kPool = 64;
-static_assert(kPool <= kBlock && kPool % kLanes == 0, "a transposed pool must fit a block");
+constexpr int64_t kPool = kBlock < 64 ? kBlock / kLanes * kLanes : 64;
+static_assert(kPool > 0, "a transposed pool must fit a block");
 
 // Of one group: its pool as floats, also transposed, and per position what PositionScratch has.
 struct GroupScratch {

@@ -46,6 +46,7 @@ def evaluate(
     normalize: bool,
     with_log_q: bool,
     precision: Precision = "fp32",
+    keep: bool = True,
 ) -> list[torch.Tensor]:
     queries = inputs["queries"].to(dtype, copy=True).requires_grad_()
     rows = inputs["rows"].to(dtype, copy=True).requires_grad_()
@@ -60,6 +61,7 @@ def evaluate(
             log_q=inputs["log_q"].to(dtype) if with_log_q else None,
             groups=inputs.get("groups"),
             precision=precision,
+            keep=keep,
         )
         loss.backward(inputs["grad"].to(dtype))
     assert queries.grad is not None and rows.grad is not None
@@ -133,14 +135,27 @@ def test_a_nan_reaches_the_loss(backend: str, place: str) -> None:
     assert loss[2].isnan()
 
 
+@pytest.mark.parametrize("backend", ["reference", "auto"])
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
+def test_a_nan_reaches_no_position_without_it(backend: str, precision: Precision) -> None:
+    inputs = make_inputs((4, 3, 6, 5))
+    inputs["positives"], inputs["negatives"] = inputs["positives"].clamp(min=1), inputs["negatives"].clamp(min=1)
+    inputs["negatives"][2, 1] = 0
+    inputs["rows"][0, 1] = float("nan")
+    loss, *_ = evaluate(inputs, backend, torch.float32, normalize=True, with_log_q=False, precision=precision)
+    assert loss.isnan().tolist() == [False, False, True, False]
+
+
 @needs_kernels
 def test_probabilities_that_are_not_kept_are_computed_again(monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = make_inputs((65, 30, 50, 20))
     kept = evaluate(inputs, "auto", torch.float32, normalize=True, with_log_q=True)
+    results = [evaluate(inputs, "auto", torch.float32, normalize=True, with_log_q=True, keep=False)]
     monkeypatch.setattr(cpu, "_MAX_KEPT", 0)
-    again = evaluate(inputs, "auto", torch.float32, normalize=True, with_log_q=True)
-    for a, b in zip(kept, again, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+    results.append(evaluate(inputs, "auto", torch.float32, normalize=True, with_log_q=True))
+    for again in results:
+        for a, b in zip(kept, again, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
 
 
 @needs_kernels
@@ -177,6 +192,7 @@ def test_the_operator_obeys_the_rules_of_torch_library() -> None:
         0.05,
         True,
         "fp16",
+        True,
         True,
     )
     torch.library.opcheck(torch.ops.turbogr.sampled_softmax.default, arguments)

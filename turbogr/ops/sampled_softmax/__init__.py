@@ -26,6 +26,7 @@ def sampled_softmax(
     log_q: Tensor | None = None,
     groups: Tensor | None = None,
     precision: Precision = "fp32",
+    keep: bool = True,
 ) -> Tensor:
     """Return the loss of every position, [T]: -log(e^{l+} / (e^{l+} + sum_j e^{l-_j})).
 
@@ -37,6 +38,8 @@ def sampled_softmax(
     `groups` [G + 1] int64 are offsets of groups of positions, none empty, that share negatives [G, n]: a product of
     matrices instead of one of a matrix and a vector each. `precision` is that of the negatives' vectors, after they
     are scaled to unit length: fp16, or int8 times a scale of the row. Sums are fp32 and gradients ignore the rounding.
+    Without `keep` a backend that can computes the probabilities again in the backward, in portions, so that nothing of
+    the size of all negatives is held in between.
 
     Raises:
         ValueError: shapes that do not fit, an index outside `rows`, a temperature that is not positive, or an unknown
@@ -54,7 +57,7 @@ def sampled_softmax(
     if not temperature > 0:
         raise ValueError(f"temperature must be positive, got {temperature}")
     function = registry.choose("sampled_softmax", queries.device, queries.dtype)
-    out: Tensor = function(queries, rows, positives, negatives, temperature, normalize, log_q, groups, precision)
+    out: Tensor = function(queries, rows, positives, negatives, temperature, normalize, log_q, groups, precision, keep)
     return out
 
 

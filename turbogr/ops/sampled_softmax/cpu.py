@@ -31,6 +31,7 @@ def _loss(
     normalize: bool,
     precision: str,
     needs_gradient: bool,
+    keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     check_index("positives", positives, rows.shape[0])
     check_index("negatives", negatives, rows.shape[0])
@@ -40,7 +41,7 @@ def _loss(
     positives, negatives = native.int32(positives), native.int32(negatives)
     log_q = None if log_q is None else log_q.to(torch.float32).contiguous()
     groups = None if groups is None else native.int64(groups)
-    outputs = _outputs(queries, rows, negatives.shape[1], normalize, needs_gradient)
+    outputs = _outputs(queries, rows, negatives.shape[1], normalize, needs_gradient, keep)
     loss, inverse_queries, inverse_rows, probabilities, unit_gradients = outputs
     _forward(
         queries.data_ptr(),
@@ -83,11 +84,11 @@ def _sizes(
 
 
 def _outputs(
-    queries: Tensor, rows: Tensor, num_negatives: int, normalize: bool, needs_gradient: bool
+    queries: Tensor, rows: Tensor, num_negatives: int, normalize: bool, needs_gradient: bool, keep: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Loss, inverse norms of queries and rows, probabilities of the candidates, gradients of queries by unit loss."""
     num_positions, width = queries.shape
-    keep = needs_gradient and num_positions * (num_negatives + 1) <= _MAX_KEPT
+    keep = keep and needs_gradient and num_positions * (num_negatives + 1) <= _MAX_KEPT
     return (
         queries.new_empty(num_positions),
         queries.new_empty(num_positions),
@@ -148,8 +149,9 @@ def _fake_loss(
     normalize: bool,
     precision: str,
     needs_gradient: bool,
+    keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    return _outputs(queries, rows, negatives.shape[1], normalize, needs_gradient)
+    return _outputs(queries, rows, negatives.shape[1], normalize, needs_gradient, keep)
 
 
 def _fake_gradients(grad: Tensor, queries: Tensor, rows: Tensor, *args: object) -> tuple[Tensor, Tensor]:
@@ -157,7 +159,7 @@ def _fake_gradients(grad: Tensor, queries: Tensor, rows: Tensor, *args: object) 
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    *tensors, ctx.temperature, ctx.normalize, ctx.precision, _ = inputs
+    *tensors, ctx.temperature, ctx.normalize, ctx.precision, _, _ = inputs
     ctx.mark_non_differentiable(*output[1:])
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*tensors, *output[1:])
@@ -165,16 +167,16 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None
 
 def _differentiate(ctx: Any, grad: Tensor | None, *unused: Tensor | None) -> tuple[Any, ...]:
     if grad is None:
-        return (None,) * 10
+        return (None,) * 11
     grad_queries, grad_rows = torch.ops.turbogr.sampled_softmax_backward(
         grad, *ctx.saved_tensors, ctx.temperature, ctx.normalize, ctx.precision
     )
-    return grad_queries, grad_rows, *((None,) * 8)
+    return grad_queries, grad_rows, *((None,) * 9)
 
 
 native.define(
     "sampled_softmax(Tensor queries, Tensor rows, Tensor positives, Tensor negatives, Tensor? log_q, Tensor? groups, "
-    "float temperature, bool normalize, str precision, bool needs_gradient) "
+    "float temperature, bool normalize, str precision, bool needs_gradient, bool keep) "
     "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     _loss,
     _fake_loss,
@@ -200,10 +202,11 @@ def sampled_softmax(
     log_q: Tensor | None,
     groups: Tensor | None,
     precision: str,
+    keep: bool,
 ) -> Tensor:
     """See `turbogr.ops.sampled_softmax.sampled_softmax`."""
     needs_gradient = torch.is_grad_enabled() and (queries.requires_grad or rows.requires_grad)
     loss: Tensor = torch.ops.turbogr.sampled_softmax(
-        queries, rows, positives, negatives, log_q, groups, temperature, normalize, precision, needs_gradient
+        queries, rows, positives, negatives, log_q, groups, temperature, normalize, precision, needs_gradient, keep
     )[0]
     return loss

@@ -17,18 +17,20 @@ def unit(x: Tensor) -> Tensor:
     return x / length.clamp(min=NORM_EPS)
 
 
-def narrowed(x: Tensor, precision: str) -> Tensor:
-    """Round vectors [..., d] to fp16, or to 8-bit integers times a scale of the vector; gradients pass unchanged.
+def int8_scale(x: Tensor) -> Tensor:
+    """The scale [..., 1] of vectors [..., d] that makes the largest element 127; 1 of a vector of zeros."""
+    largest = x.abs().amax(-1, keepdim=True)
+    return torch.where(largest == 0, torch.ones_like(largest), largest / 127)
 
-    The scale makes the vector's largest element 127.
-    """
+
+def narrowed(x: Tensor, precision: str) -> Tensor:
+    """Round vectors [..., d] to fp16, or to 8-bit integers times a scale of the vector; gradients pass unchanged."""
     if precision == "fp32":
         return x
     if precision == "fp16":
         rounded = x.detach().to(torch.float16).to(x.dtype)
     else:
-        largest = x.detach().abs().amax(-1, keepdim=True)
-        scale = torch.where(largest > 0, largest / 127, torch.ones_like(largest))
+        scale = int8_scale(x.detach())
         rounded = (x.detach() / scale).round() * scale
     return x + (rounded - x.detach())
 
@@ -43,6 +45,7 @@ def sampled_softmax(
     log_q: Tensor | None,
     groups: Tensor | None,
     precision: str,
+    keep: bool = True,
 ) -> Tensor:
     """See `turbogr.ops.sampled_softmax.sampled_softmax`."""
     check_index("positives", positives, rows.shape[0])
