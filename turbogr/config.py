@@ -116,8 +116,8 @@ class LossConfig:
     With `expansion` k each position counts k · num_negatives. `sharing: group` lets k consecutive positions draw that
     many together, `positions` adds negatives of the sequence's other positions, `logits` adds those positions' logits.
 
-    `precision` is that of the negatives' vectors. `segment_mb` computes the loss in segments that hold at most so many
-    megabytes of vectors (unset: in one piece).
+    `precision` is that of the negatives' vectors. `segment_mb` computes the loss in segments of positions that take
+    about so many megabytes besides the rows, however many negatives there are (unset: in one piece).
     """
 
     num_negatives: int = 128

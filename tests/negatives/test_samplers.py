@@ -188,7 +188,7 @@ def test_a_large_catalogue_is_looked_up_in_changing_parts(monkeypatch: pytest.Mo
     assert seen[0] != seen[1]
     for number in range(200):
         candidates = cache._candidates(95, number)
-        assert candidates.unique().numel() == 10 and 0 <= int(candidates.min()) and int(candidates.max()) < 95
+        assert candidates.unique().numel() == 10 and int(candidates.min()) >= 0 and int(candidates.max()) < 95
         seen[0].update(candidates.tolist())
     assert seen[0] == set(range(95)), "every item's turn comes"
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.negatives.batches import make_batch
-from turbogr.config import LossConfig
+from turbogr.config import HARD_DELAY, LossConfig
 from turbogr.data.batching import Batch
 from turbogr.layers.item_table import ItemTable, WorkingSet
 from turbogr.negatives import Objective
@@ -60,6 +60,13 @@ def test_what_is_missing_becomes_the_positive() -> None:
     assert with_others(negatives, positives, chosen).tolist() == [[1, 2, 3, 4], [3, 4, 9, 9]]
 
 
+def rounded(items: torch.Tensor, precision: str) -> torch.Tensor:
+    if precision == "int8":
+        scale = items.abs().max(dim=1, keepdim=True).values / 127
+        return (items / scale).round() * scale
+    return items.half().float() if precision == "fp16" else items
+
+
 def definition(
     objective: Objective, outputs: torch.Tensor, weight: torch.Tensor, batch: Batch, step: int
 ) -> torch.Tensor:
@@ -70,8 +77,7 @@ def definition(
     drawn = objective.draw(batch, step).long()
     queries = torch.nn.functional.normalize(outputs, dim=1, eps=1e-6)
     items = torch.nn.functional.normalize(weight, dim=1, eps=1e-6)
-    rounded = items.half().to(items.dtype) if config.precision == "fp16" else items
-    narrow = items + (rounded - items).detach()
+    narrow = items + (rounded(items.detach().float(), config.precision).to(items.dtype) - items).detach()
     bias = torch.zeros(len(items)) if objective.log_q is None else objective.log_q
 
     def logit(query: int, item: int, table: torch.Tensor) -> torch.Tensor:
@@ -97,17 +103,19 @@ def definition(
     return torch.stack(losses)
 
 
+HARD = {"sampler": "mixture", "shares": (0.2, 0.4, 0.2, 0.2), "hard_size": 3}
+SAMPLERS: list[dict[str, object]] = [*({"sampler": name} for name in ("uniform", "popularity", "in-batch")), HARD]
 COMBINATIONS = [
-    {"sharing": sharing, "expansion": expansion, "precision": precision, "segment_mb": segment_mb, "sampler": sampler}
+    {"sharing": sharing, "expansion": expansion, "precision": precision, "segment_mb": segment_mb, **sampler}
     for sharing, expansion in (("group", 1), ("group", 3), ("positions", 3), ("logits", 2))
-    for precision in ("fp32", "fp16")
-    for segment_mb in (None, 1e-3)
-    for sampler in ("uniform", "popularity", "in-batch")
+    for precision in ("fp32", "fp16", "int8")
+    for segment_mb in (None, 3e-4)
+    for sampler in SAMPLERS
     if not (sharing == "logits" and segment_mb)
 ]
 
 
-@pytest.mark.parametrize("options", COMBINATIONS, ids=lambda o: "-".join(str(value) for value in o.values()))
+@pytest.mark.parametrize("options", COMBINATIONS, ids=lambda o: "-".join(str(o[key]) for key in list(o)[:5]))
 def test_every_combination_has_the_loss_and_gradients_of_its_definition(options: dict[str, object]) -> None:
     config = LossConfig(num_negatives=5, **options)  # type: ignore[arg-type]
     config.check()
@@ -119,14 +127,17 @@ def test_every_combination_has_the_loss_and_gradients_of_its_definition(options:
     table.weight = torch.randn(NUM_ITEMS, WIDTH, generator=random)
     weights = torch.randn(sum(LENGTHS), dtype=torch.float64, generator=random)
 
+    objective.refresh(table, 0)
+    step = HARD_DELAY + 2  # draws from the lists just made
+
     assert batch.targets is not None
-    fetched: WorkingSet = table.fetch([batch.targets, objective.draw(batch, 2)])
+    fetched: WorkingSet = table.fetch([batch.targets, objective.draw(batch, step)])
     single = outputs.float().requires_grad_()
-    loss = objective.loss(single, fetched.rows, fetched.index, fetched.ids, batch, 2)
+    loss = objective.loss(single, fetched.rows, fetched.index, fetched.ids, batch, step)
     loss.backward(weights.float())
 
     exact_outputs, exact_weight = outputs.clone().requires_grad_(), table.weight.double().requires_grad_()
-    exact = definition(objective, exact_outputs, exact_weight, batch, 2)
+    exact = definition(objective, exact_outputs, exact_weight, batch, step)
     exact.backward(weights)
     assert single.grad is not None and fetched.rows.grad is not None
     assert exact_outputs.grad is not None and exact_weight.grad is not None

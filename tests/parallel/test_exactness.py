@@ -81,7 +81,9 @@ def test_half_precision_on_the_wire_costs_little(
 
 @pytest.mark.parametrize(("groups", "members"), [(1, 2), (2, 2)])
 def test_ranks_draw_what_one_process_draws(groups: int, members: int, store_path: Path, tmp_path: Path) -> None:
-    loss = LossConfig(num_negatives=8, sampler="mixture", shares=(0.25, 0.25, 0.25, 0.25), expansion=2, segment_mb=0.01)
+    loss = LossConfig(
+        num_negatives=8, sampler="mixture", shares=(0.25, 0.25, 0.25, 0.25), expansion=2, segment_mb=0.001
+    )
     config = dataclasses.replace(_config(), loss=loss)
     one = train_steps(config, store_path, tmp_path, 1, _STEPS)
     many = run_ranks(groups * members, train_steps, config, store_path, tmp_path, groups, _STEPS)

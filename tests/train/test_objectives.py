@@ -21,9 +21,10 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
         "hard_every": 4,
         "expansion": 2,
         "precision": "fp16",
-        "segment_mb": 0.01,
+        "segment_mb": 0.001,
     },
     "positions": {"sampler": "in-batch", "expansion": 3, "sharing": "positions", "precision": "int8"},
+    "logits": {"sampler": "popularity", "expansion": 2, "sharing": "logits", "precision": "fp16"},
 }
 
 

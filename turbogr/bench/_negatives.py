@@ -65,8 +65,10 @@ WAYS: dict[str, Callable[[int], LossConfig]] = {
 
 
 def measure_in_child(case: Case) -> Measured:
-    """Measure a case in a fresh process."""
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+    """Measure a case in a fresh process, forked from one that has imported this module and done nothing else."""
+    context = get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    with ProcessPoolExecutor(1, mp_context=context) as pool:
         return pool.submit(measure, case).result()
 
 

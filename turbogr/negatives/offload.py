@@ -1,10 +1,11 @@
-"""The loss in segments of positions: only two segments' vectors are ever on the device.
+"""The loss in segments of positions: the vectors of one or two segments are on the device, never all of them.
 
-Rows stay where they are, in host memory. A worker finds the distinct rows of the next segment and brings them over
-while this one is scored, forward and backward; gradients go back and are added in the order of the segments. So the
-memory of the device depends on the budget and not on the number of negatives, and the result is that of the loss in one
-piece up to the order of sums. On a CPU the device is the same memory, and the budget bounds what comes on top of the
-rows.
+Rows stay where they are, in host memory. A worker finds the distinct rows of the next segment and brings them over as
+unit vectors while this one is scored, forward and backward; gradients go back and are added in the order of the
+segments. So the memory of the device depends on the budget and not on the number of negatives, and the result is that
+of the loss in one piece up to the order of sums. On a CPU the device is the same memory, segments take turns, and the
+budget bounds what comes on top of the rows; and where it holds a copy of them all in the negatives' precision, nothing
+has to be brought: the operator goes over the rows itself, in portions.
 """
 
 from __future__ import annotations
@@ -12,45 +13,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from turbogr.negatives.links import Link, Units, link_to
 from turbogr.ops import sampled_softmax, unique_rows
-from turbogr.ops.sampled_softmax import Precision
+from turbogr.ops.sampled_softmax import NORM_EPS, Precision
+from turbogr.ops.sampled_softmax.reference import unit
 
 _SLOTS = 2
-
-
-class Link(Protocol):
-    """The way between host memory and a device; the worker calls it, one call at a time."""
-
-    def bring(self, rows: Tensor, ids: Tensor, buffer: Tensor) -> None:
-        """Write rows[ids] to `buffer` [n, d] on the device, and return when they are there."""
-        ...
-
-    def return_(self, gradient: Tensor, ids: Tensor, total: Tensor) -> None:
-        """Add a `gradient` [n, d] on the device to total[ids] in host memory; no id comes twice."""
-        ...
-
-
-class HostLink:
-    """Copies through pinned memory and on a stream of its own, so that an accelerator computes meanwhile."""
-
-    def bring(self, rows: Tensor, ids: Tensor, buffer: Tensor) -> None:
-        if buffer.device == rows.device:
-            torch.index_select(rows, 0, ids, out=buffer)
-            return
-        staged = torch.empty(buffer.shape, dtype=buffer.dtype, pin_memory=True)
-        torch.index_select(rows, 0, ids, out=staged)
-        stream = torch.Stream(buffer.device)
-        with stream:
-            buffer.copy_(staged, non_blocking=True)
-        stream.synchronize()
-
-    def return_(self, gradient: Tensor, ids: Tensor, total: Tensor) -> None:
-        total.index_add_(0, ids, gradient.to(total.device))
+_BYTES_OF_PAIR = 16  # a negative's id and its place, and of a position its probability and a term of the sums
+_BYTES: dict[Precision, int] = {"fp32": 4, "fp16": 2, "int8": 1}
+_ROWS_AT_ONCE = 4096
 
 
 class Problem(NamedTuple):
@@ -67,12 +43,12 @@ class Problem(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """Positions `first` to `last`, their distinct rows `ids` [n] and vectors, and where each id finds them."""
+    """Positions `first` to `last`, their distinct rows `ids` [n] and unit vectors, and where each id finds them."""
 
     first: int
     last: int
     ids: Tensor
-    rows: Tensor
+    vectors: Tensor
     positives: Tensor
     negatives: Tensor
     groups: Tensor | None
@@ -91,94 +67,137 @@ def segmented_softmax(
     budget_bytes: float,
     link: Link | None = None,
 ) -> Tensor:
-    """Return what `sampled_softmax` does, with at most about `budget_bytes` of rows on the queries' device at once.
+    """Return what `sampled_softmax` does, with about `budget_bytes` on the queries' device besides the queries.
 
-    A segment is one group of positions at least, whatever the budget.
+    Where that device is the host, rows are in its memory already and so are their gradients; these come on top.
+    `rows` and ids may be in another memory than the queries. A segment is one group of positions at least, whatever
+    the budget.
     """
-    bounds = segment_bounds(negatives.shape, queries.shape, budget_bytes)
-    problem = Problem(
-        positives, negatives, groups, log_q, temperature, precision, bounds, HostLink() if link is None else link
-    )
+    copied = rows.numel() * _BYTES[precision]
+    if link is None and queries.device == rows.device and copied <= budget_bytes:
+        return sampled_softmax(
+            queries,
+            rows,
+            positives,
+            negatives,
+            temperature=temperature,
+            log_q=log_q,
+            groups=groups,
+            precision=precision,
+            keep=False,
+        )
+    link = link_to(queries.device, rows.device, precision) if link is None else link
+    bounds = segment_bounds(negatives.shape, queries.shape, rows.shape[0], budget_bytes)
+    problem = Problem(positives, negatives, groups, log_q, temperature, precision, bounds, link)
     loss: Tensor = _Segmented.apply(queries, rows, problem)  # type: ignore[no-untyped-call]
     return loss
 
 
-def segment_bounds(negatives: Sequence[int], queries: Sequence[int], budget_bytes: float) -> list[int]:
-    """Cut groups with `negatives` (G, n) and positions with `queries` (T, d) into segments: bounds of the groups."""
+def segment_bounds(negatives: Sequence[int], queries: Sequence[int], num_rows: int, budget_bytes: float) -> list[int]:
+    """Cut groups with `negatives` (G, n) and positions with `queries` (T, d) into segments: bounds of the groups.
+
+    The budget holds the vectors of two segments and their gradients, no more rows than there are, and what is kept
+    for every pair of a position and a negative.
+    """
     num_groups, num_negatives = negatives
     num_positions, width = queries
-    per_group = num_negatives + num_positions / max(1, num_groups)
-    size = max(1, int(budget_bytes / (_SLOTS * 4 * width * per_group)))
-    return [*range(0, num_groups, size), num_groups]
+    members = num_positions / max(1, num_groups)
+    row_bytes = 2 * _SLOTS * 4 * width
+    rows_of_group, pairs_of_group = num_negatives + members, max(1.0, num_negatives * members)
+    size = budget_bytes / (rows_of_group * row_bytes + pairs_of_group * _BYTES_OF_PAIR)
+    if size * rows_of_group > num_rows:
+        size = max(size, (budget_bytes - num_rows * row_bytes) / (pairs_of_group * _BYTES_OF_PAIR))
+    return [*range(0, num_groups, max(1, int(size))), num_groups]
 
 
 class _Segmented(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, queries: Tensor, rows: Tensor, problem: Problem) -> Tensor:
-        ctx.save_for_backward(queries, rows)
+        length = torch.linalg.vector_norm(rows, dim=1)
+        units = Units(rows.detach(), length.clamp_(min=NORM_EPS).reciprocal_())
+        ctx.save_for_backward(queries, *units)
         ctx.problem = problem
         loss = queries.new_empty(queries.shape[0])
-        with _Worker(rows, problem, queries.device) as worker:
-            for segment in worker.segments():
-                loss[segment.first : segment.last] = _score(
-                    problem, segment, queries[segment.first : segment.last], segment.rows
-                )
+        with _Segments(units, problem, queries.device) as segments:
+            for segment in segments:
+                part = slice(segment.first, segment.last)
+                loss[part] = _score(problem, segment, queries[part], segment.vectors)
         return loss
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
-        queries, rows = ctx.saved_tensors
-        problem: Problem = ctx.problem
-        grad_queries, grad_rows = torch.empty_like(queries), torch.zeros_like(rows)
-        with _Worker(rows, problem, queries.device) as worker:
-            for segment in worker.segments():
+        queries, *saved = ctx.saved_tensors
+        problem, units = ctx.problem, Units(*saved)
+        grad_queries, grad_rows = torch.empty_like(queries), torch.zeros_like(units.rows)
+        with _Segments(units, problem, queries.device) as segments:
+            for segment in segments:
                 part = slice(segment.first, segment.last)
-                leaves = queries[part].detach().requires_grad_(), segment.rows.detach().requires_grad_()
+                leaves = queries[part].detach().requires_grad_(), segment.vectors.detach().requires_grad_()
                 with torch.enable_grad():
                     loss = _score(problem, segment, *leaves)
                 grad_queries[part], grad = torch.autograd.grad(loss, leaves, grads[0][part])
-                worker.return_(grad, segment.ids, grad_rows)
+                segments.return_(grad, segment.ids, grad_rows)
+        _through_norm(units, grad_rows)
         return grad_queries, grad_rows, None
 
 
-def _score(problem: Problem, segment: Segment, queries: Tensor, rows: Tensor) -> Tensor:
+def _score(problem: Problem, segment: Segment, queries: Tensor, vectors: Tensor) -> Tensor:
+    device = vectors.device
     return sampled_softmax(
-        queries,
-        rows,
+        unit(queries),
+        vectors,
         segment.positives,
         segment.negatives,
         temperature=problem.temperature,
-        log_q=None if problem.log_q is None else problem.log_q.index_select(0, segment.ids).to(rows.device),
+        normalize=False,
+        log_q=None if problem.log_q is None else problem.log_q.index_select(0, segment.ids).to(device),
         groups=segment.groups,
         precision=problem.precision,
     )
 
 
-class _Worker:
-    """Brings segments one ahead and returns gradients, in order, on a thread of its own."""
+def _through_norm(units: Units, gradient: Tensor) -> None:
+    """Turn the gradient of the unit vectors into that of the rows, in place, some rows at a time."""
+    for rows, inverse, part in zip(*(tensor.split(_ROWS_AT_ONCE) for tensor in (*units, gradient)), strict=True):
+        vectors = rows * inverse[:, None]
+        along = (vectors * part).sum(1, keepdim=True)
+        along[inverse >= 1 / NORM_EPS] = 0.0  # too short to be scaled to unit length
+        part.addcmul_(vectors, along, value=-1).mul_(inverse[:, None])
 
-    def __init__(self, rows: Tensor, problem: Problem, device: torch.device) -> None:
-        self.rows, self.problem = rows.detach(), problem
+
+class _Segments:
+    """Brings segments and takes gradients back, in order; where copies overlap, on a thread and one segment ahead."""
+
+    def __init__(self, units: Units, problem: Problem, device: torch.device) -> None:
+        self.units, self.problem, self.link = units, problem, problem.link
         largest = max((last - first for first, last in pairwise(problem.bounds)), default=0)
         members = 1 if problem.groups is None else int(problem.groups.diff().max())
+        rows = units.rows
         room = min(rows.shape[0], largest * (problem.negatives.shape[1] + members))
-        self.buffers = [torch.empty(room, rows.shape[1], device=device) for _ in range(_SLOTS)]
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="turbogr-offload")
+        slots = _SLOTS if self.link.overlaps else 1
+        self._buffers = [torch.empty(room, rows.shape[1], dtype=rows.dtype, device=device) for _ in range(slots)]
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="turbogr-offload") if self.link.overlaps else None
         self._returning: Future[None] | None = None
 
-    def __enter__(self) -> _Worker:
+    def __enter__(self) -> _Segments:
         return self
 
     def __exit__(self, *exception: object) -> None:
+        if self._pool is None:
+            return
         self._pool.shutdown(wait=True, cancel_futures=exception[0] is not None)
         if self._returning is not None and exception[0] is None:
             self._returning.result()
 
-    def segments(self) -> Iterator[Segment]:
-        """Yield the segments; one is valid until the next but one is asked for."""
+    def __iter__(self) -> Iterator[Segment]:
+        """Yield the segments; one is valid until the next is asked for."""
         waiting: Future[Segment] | None = None
         for number, (first, last) in enumerate(pairwise(self.problem.bounds)):
-            coming = self._pool.submit(self._bring, first, last, self.buffers[number % _SLOTS])
+            job = (first, last, self._buffers[number % len(self._buffers)], self.link.mark())
+            if self._pool is None:
+                yield self._bring(*job)
+                continue
+            coming = self._pool.submit(self._bring, *job)
             if waiting is not None:
                 yield waiting.result()
             waiting = coming
@@ -187,22 +206,26 @@ class _Worker:
 
     def return_(self, gradient: Tensor, ids: Tensor, total: Tensor) -> None:
         """Add a segment's gradient to the total, after that of the segment before."""
+        job = (gradient, ids, total, self.link.mark())
+        if self._pool is None:
+            self.link.return_(*job)
+            return
         if self._returning is not None:
             self._returning.result()
-        self._returning = self._pool.submit(self.problem.link.return_, gradient, ids, total)
+        self._returning = self._pool.submit(self.link.return_, *job)
 
-    def _bring(self, first: int, last: int, buffer: Tensor) -> Segment:
-        problem = self.problem
+    def _bring(self, first: int, last: int, buffer: Tensor, after: Any) -> Segment:
+        problem, device = self.problem, buffer.device
         groups, begin, end = problem.groups, first, last
         if groups is not None:
             begin, end = int(groups[first]), int(groups[last])
-            groups = groups[first : last + 1] - begin
+            groups = (groups[first : last + 1] - begin).to(device)
         negatives = problem.negatives[first:last]
         pieces = [problem.positives[begin:end].contiguous(), negatives.contiguous()]
-        ids, index = unique_rows(pieces, self.rows.shape[0])
+        ids, index = unique_rows(pieces, self.units.rows.shape[0])
         vectors = buffer[: ids.numel()]
-        problem.link.bring(self.rows, ids, vectors)
-        index = index.to(buffer.device)
+        self.link.bring(self.units, ids, index[: end - begin], vectors, after)
+        index = index.to(device)
         return Segment(
             begin, end, ids, vectors, index[: end - begin], index[end - begin :].view(negatives.shape), groups
         )
