@@ -41,8 +41,9 @@ def test_modes_and_ranks_draw_and_learn_the_same(
         assert np.array_equal(first["exact_overlap"]["state"][key], tensor), key
         assert np.array_equal(first["semi_async"]["state"][key], first["semi_async inline"]["state"][key]), key
         for mode in ("serial", "semi_async"):
+            # The last bit of a sum can decide how a negative is rounded to 16 or 8 bits.
             wanted = one[mode]["state"][key]
-            np.testing.assert_allclose(first[mode]["state"][key], wanted, rtol=1e-4, atol=1e-5, err_msg=key)
+            np.testing.assert_allclose(first[mode]["state"][key], wanted, rtol=2e-3, atol=3e-4, err_msg=key)
     for rank in others:
         for mode, result in rank.items():
             assert np.array_equal(result["state"]["table.weight"], first[mode]["state"]["table.weight"])
