@@ -34,6 +34,13 @@ def test_a_page_without_the_mark_is_left_alone(tmp_path):
     assert (tmp_path / "check.md").read_text(encoding="utf-8") == "words\n"
 
 
+@pytest.mark.parametrize("arguments", [["--steps", "0"], ["--seeds", "1"]])
+def test_runs_without_an_average_or_an_error_are_refused(arguments, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        check.main([*arguments, "--out", str(tmp_path)])
+    assert "a step and two seeds at least" in capsys.readouterr().err
+
+
 def test_popular_rows_make_alpha_large_and_the_collision_rate_not():
     rows, alpha, rate = check.popularity(10_000, 1000)
     assert 0.99 < alpha <= 1

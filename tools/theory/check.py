@@ -335,6 +335,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=Scale.seeds)
     parser.add_argument("--out", type=Path, default=DOCS, help="folder of check.md")
     options = parser.parse_args(arguments)
+    if options.steps < 1 or options.seeds < 2:
+        parser.error(f"needs a step and two seeds at least, got {options.steps} and {options.seeds}")
     outcomes = run(Scale(options.steps, options.seeds), options.out)
     broken = [one for one in outcomes if not one.holds]
     for one in broken:
