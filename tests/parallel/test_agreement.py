@@ -18,6 +18,13 @@ def test_the_hash_sees_one_bit_and_one_exchange() -> None:
     assert -(2**63) <= before < 2**63
 
 
+def test_the_hash_is_the_sum_of_all_bits_times_the_odd_number_of_their_place() -> None:
+    tensors = [torch.randn(70_000), torch.tensor(-3), torch.randn(5, 3)]
+    bits = torch.cat([tensor.reshape(-1).view(torch.int32) for tensor in tensors]).tolist()
+    wanted = sum(value * (2 * place + 1) for place, value in enumerate(bits))
+    assert (hash_bits(tensors) - wanted) % 2**64 == 0
+
+
 def test_the_first_difference_names_the_rank_and_the_key() -> None:
     assert first_difference([{"a": 1, "b": 2}, {"a": 1, "b": 2}]) is None
     assert first_difference([{"a": 1}, {"a": 1}, {"a": 2}]) == (2, "a")
