@@ -46,8 +46,8 @@ PIPELINES: dict[str, dict[str, Any]] = {
 _FIRST_WAIT = {"serial": "exposed_sparse", "pipeline": "exposed_sparse"}
 """What a rank waits for first after the backward, where it is not the sum of the dense gradients."""
 _WARM = 2
-_BEHIND = 2  # steps that keep the pipeline full until the last measured one ends
-_ROUNDS = 11
+_BEHIND = 1  # steps to read ahead for while the last measured one runs
+_ROUNDS = 9
 
 
 def measure(world: World, options: dict[str, Any]) -> dict[str, Any]:

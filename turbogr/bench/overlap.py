@@ -29,14 +29,14 @@ SETTINGS: dict[str, Any] = {
     "length": 256,
     "num_items": 100_000,
     "num_negatives": 32,
-    "seconds": 1.0,  # of measured steps per case
-    "min_steps": 3,
+    "seconds": 0.6,  # of measured steps per case
+    "min_steps": 2,
     "max_steps": 16,
     "groups": 1,
     "headline_model": "medium",
     "headline_mbits": 2000,
     "headline_sequences": 16,
-    "headline_steps": 6,
+    "headline_steps": 5,
     "catalogues": [10_000, 1_000_000],  # other numbers of items, for exact_overlap in the headline's place
 }
 
