@@ -2,8 +2,9 @@
 
 Trains some steps on a prepared store and counts for every row of the item table how many batches read it. `alpha` is
 the share of batches that read the most popular row, `collision_rate` the share of a batch's rows that the batch before
-read too, and `alpha_eff` the mean share of batches over the rows, each weighted by its squared gradients: what the
-bounds of `semi_async` depend on.
+read too, `input_collision_rate` the share that is moreover among its inputs, which `exact_overlap` waits for, and
+`alpha_eff` the mean share of batches over the rows, each weighted by its squared gradients: what the bounds of
+`semi_async` depend on.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ class Reads:
     """Counts, over batches, which rows are read and how large their gradients are."""
 
     def __init__(self, num_rows: int) -> None:
-        self.batches, self.rows_read, self.rows_shared = 0, 0, 0
+        self.batches, self.rows_read, self.rows_shared, self.inputs_shared = 0, 0, 0, 0
         self._counts = torch.zeros(num_rows, dtype=torch.float64)
         self._squares = torch.zeros(num_rows, dtype=torch.float64)
         self._before: Tensor | None = None
 
-    def add(self, ids: Tensor, grad: Tensor) -> None:
-        """Count a batch with distinct rows `ids` [R] and their gradients [R, d]."""
+    def add(self, ids: Tensor, grad: Tensor, inputs: Tensor) -> None:
+        """Count a batch with distinct rows `ids` [R] and their gradients [R, d]; `inputs` are rows in any number."""
         self.batches += 1
         self._counts[ids] += 1.0
         self._squares[ids] += grad.double().square().sum(1)
@@ -50,6 +51,7 @@ class Reads:
         if self._before is not None:
             self.rows_read += ids.numel()
             self.rows_shared += int((now & self._before).sum())
+            self.inputs_shared += int((marked(self._counts[:, None], [inputs]) & self._before).sum())
         self._before = now
 
     def figures(self) -> dict[str, float]:
@@ -58,12 +60,13 @@ class Reads:
             "alpha": float(shares.max()),
             "alpha_eff": float((shares * self._squares).sum() / self._squares.sum()),
             "collision_rate": self.rows_shared / max(1, self.rows_read),
+            "input_collision_rate": self.inputs_shared / max(1, self.rows_read),
             "rows_per_batch": float(self._counts.sum()) / self.batches,
         }
 
 
 def run(settings: Mapping[str, Any]) -> Result:
-    """Train and count; figures `alpha`, `alpha_eff`, `collision_rate` and `rows_per_batch`."""
+    """Train and count; figures `alpha`, `alpha_eff`, `collision_rate`, `input_collision_rate` and `rows_per_batch`."""
     if not settings["data"]:
         raise UserError("bench collisions needs a prepared store; give it with --set data=DIR")
     config = load_config(settings["recipe"]) if settings["recipe"] else Config()
@@ -84,7 +87,7 @@ def _count(trainer: Trainer, num_steps: int) -> Reads:
             working_set = stepper.fetch(batch, reads.batches)
             loss = stepper.compute(batch, working_set, reads.batches)
             rows = stepper.reduce(working_set)
-            reads.add(rows.slots, rows.grad)
+            reads.add(rows.slots, rows.grad, batch.items.values)
             stepper.update(rows, stepper.measure(loss, rows).grad_norm, 1.0)
             if reads.batches == num_steps:
                 break
