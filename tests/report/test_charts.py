@@ -271,3 +271,8 @@ def test_colours_stand_out_from_the_paper(palette, tones):
 def test_the_first_four_colours_differ_for_the_colour_blind(palette, vision):
     seen = [_lab(np.array(vision) @ _linear(colour)) for colour in palette[:4]]
     assert min(float(np.linalg.norm(a - b)) for a, b in combinations(seen, 2)) > 10
+
+
+def test_lines_differ_beyond_the_last_colour() -> None:
+    looks = [svg.line_attributes(slot, dashed=True) for slot in range(3 * len(svg.LIGHT))]
+    assert len({(look["stroke"], look["stroke_dasharray"]) for look in looks}) == len(looks)

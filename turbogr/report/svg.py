@@ -83,15 +83,16 @@ def label(x: float, y: float, text: str, *, tone: str = "muted", anchor: str = "
 
 
 def line_attributes(slot: int, *, dashed: bool = False) -> dict[str, str | float | None]:
-    """Return the attributes of a line in palette slot `slot`."""
-    slot %= len(LIGHT)
+    """Return the attributes of a line in palette slot `slot`; past the last colour, lines of one differ in their dashes."""
+    lap, slot = divmod(slot, len(LIGHT))
+    dashes = DASHES[(slot + lap) % len(DASHES)]
     return {
         "class_": f"l{slot}",
         "stroke": LIGHT[slot],
         "stroke_width": 1.8,
         "stroke_linejoin": "round",
         "stroke_linecap": "round",
-        "stroke_dasharray": (DASHES[slot] or None) if dashed else None,
+        "stroke_dasharray": (dashes or None) if dashed else None,
         "fill": "none",
     }
 
