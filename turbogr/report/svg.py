@@ -83,7 +83,7 @@ def label(x: float, y: float, text: str, *, tone: str = "muted", anchor: str = "
 
 
 def line_attributes(slot: int, *, dashed: bool = False) -> dict[str, str | float | None]:
-    """Return the attributes of a line in palette slot `slot`; past the last colour, lines of one differ in their dashes."""
+    """Return the attributes of a line in palette slot `slot`; beyond the last colour, dashes tell lines apart."""
     lap, slot = divmod(slot, len(LIGHT))
     dashes = DASHES[(slot + lap) % len(DASHES)]
     return {
