@@ -57,7 +57,11 @@ def run(args: argparse.Namespace) -> int:
     if not is_first_rank():
         return 0
     if result.status == "interrupted":
-        command = shlex.join(["turbogr", *_command(args), "--resume"])
+        from turbogr.parallel.launch import launched_ranks
+
+        ranks = launched_ranks()
+        again = [*_command(args), "--resume", *([] if ranks is None else ["--ranks", str(ranks)])]
+        command = shlex.join(["turbogr", *again])
         print(f"interrupted; step {result.step} is saved. Continue with: {command}", file=sys.stderr)
         return 128 + (result.signal or 0)
     best = "" if result.best_value is None else f"; best {result.best_value:.4f} at step {result.best_step}"

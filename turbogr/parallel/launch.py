@@ -19,6 +19,7 @@ from turbogr.machine import usable_cores
 from turbogr.parallel.pulse import ENDED_STATUS
 from turbogr.parallel.world import is_one_of_many
 
+_LAUNCHED = "TURBOGR_RANKS"
 _SHUTDOWN_SECONDS = 120  # for the checkpoint that an interrupted run writes
 
 
@@ -32,6 +33,12 @@ def check_ranks(ranks: int) -> None:
         raise UserError(f"--ranks is {ranks}; give at least 1")
     if is_one_of_many():
         raise UserError("this process is already one of several ranks (WORLD_SIZE is set); leave --ranks out")
+
+
+def launched_ranks() -> int | None:
+    """How many ranks `launch` has started this process among; None if it was started otherwise."""
+    ranks = os.environ.get(_LAUNCHED)
+    return None if ranks is None else int(ranks)
 
 
 def launch(arguments: Sequence[str], ranks: int) -> int:
@@ -50,6 +57,7 @@ def launch(arguments: Sequence[str], ranks: int) -> int:
         "OMP_NUM_THREADS": str(max(1, usable_cores() // ranks)),
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(_SHUTDOWN_SECONDS),
         "TORCH_CPP_LOG_LEVEL": "ERROR",
+        _LAUNCHED: str(ranks),
     }
     with _environment(settings):
         config = LaunchConfig(  # which reads the environment

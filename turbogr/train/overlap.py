@@ -45,6 +45,9 @@ from turbogr.train.workers import Job, Threaded, Worker
 MakeWorker = Callable[[str, torch.device, Timeline], Worker]
 _UpdateRows = Callable[[RowGradients], None]
 
+_REST, _SOON, _NOW, _EARLY = range(4)
+"""What consecutive batches do with a row of the table, see `Parts`; the first three are as `Table.touched` counts."""
+
 
 class Part(NamedTuple):
     """Some rows of a request: their places [n] in its `ids`, and a request for them alone."""
@@ -427,8 +430,8 @@ class ExactOverlap(_Ahead):
         if self._previous is not None:
             previous, touched_before = self._previous
             shared = touched * (touched_before > 0)
-            shared[(touched == 1) & (touched_before == 1)] = 3
-            flight.rows_read, flight.rows_shared = int((touched > 0).sum()), int((shared > 0).sum())
+            shared[(shared == _SOON) & (touched_before == 1)] = _EARLY
+            flight.rows_read, flight.rows_shared = int((touched > 0).sum()), int((shared != _REST).sum())
             if flight.step > self._first:
                 previous.after, flight.before = (_divided(table, some.asked, shared) for some in (previous, flight))
         self._previous = flight, touched
@@ -576,13 +579,13 @@ def make_executor(
 
 
 def _divided(table: Table, request: Request, shared: Tensor) -> Parts:
-    """Divide a request by `shared`, for every row of this process's table 2, 1, 3 or 0: now, soon, early, rest."""
+    """Divide a request by `shared`, what batches do with every row of this process's table."""
     theirs = shared[request.slots]
     mine = table.tell(request, theirs)
     return Parts(
         *(
             Part((mine == kind).nonzero().flatten(), table.part(request, mine == kind, theirs == kind))
-            for kind in (2, 1, 3, 0)
+            for kind in (_NOW, _SOON, _EARLY, _REST)
         )
     )
 
