@@ -37,10 +37,12 @@ SETTINGS: dict[str, Any] = {
     "headline_mbits": 2000,
     "headline_sequences": 16,
     "headline_steps": 5,
+    "overhead_seconds": 3.0,  # of measured steps on one process, in each turn
     "catalogues": [10_000, 1_000_000],  # other numbers of items, for exact_overlap in the headline's place
 }
 
 _NODES = 2
+_ALONE_STEPS = 100
 _RANK = "turbogr.bench._overlap_rank"
 _SHARES = ["compute", "sparse", "dense", "skew", "idle", "main cpu", "other cpu"]
 _WAITS = ["exposed_sparse", "exposed_dense", "skew", "idle"]
@@ -71,7 +73,8 @@ def run(settings: Mapping[str, Any]) -> Result:
                     points[mode].append((link_demand(modes.values(), ranks, mbits), step["exposed_sparse"]))
     tables = [Table("Steps on two nodes", _COLUMNS, rows)]
     headline, more = _headline(options)
-    overhead = run_as_ranks(_RANK, 1, {**options, "models": ["tiny", "small"]})
+    alone = {"models": ["tiny", "small"], "seconds": settings["overhead_seconds"], "max_steps": _ALONE_STEPS}
+    overhead = run_as_ranks(_RANK, 1, {**options, **alone})
     figures |= {**headline, "single_process_overhead": max(overhead.values())}
     return Result(figures, tables + more, {"overlap": _plot(points)} if rows else {}, sorted(notes))
 
