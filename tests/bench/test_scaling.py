@@ -67,13 +67,15 @@ def test_a_machine_is_a_group_and_shares_its_network() -> None:
 def fake_ranks(module: str, ranks: int, options: dict[str, Any]) -> dict[str, Any]:
     links = {"exchange_latency": 1e-4, "exchange_rate": 1e9, "sum_latency": 2e-4, "sum_rate": 2e9}
     stages = {"fetch": 0.1, "compute": 9.0, "reduce": 0.1, "update": 0.3}
-    return {"seconds": 9.5 + ranks, "stages": stages, "num_parameters": 10**6, "steps": 3, "links": links}
+    found = {"seconds": 9.5 + ranks, "stages": stages, "num_parameters": 10**6, "steps": 3, "links": links}
+    return {**found, "core_rate": 50.0 - 5.0 * ranks}
 
 
 def test_the_figures_have_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scaling, "run_as_ranks", fake_ranks)
     record, result = bench.run_benchmark("scaling", ["presets=hstu_tiny", "simulated=8,128"])
     assert record.figures["efficiency_2_hstu_tiny"] == pytest.approx(10.5 / 11.5)
+    assert record.figures["cores_2_hstu_tiny"] == pytest.approx(40.0 / 45.0)
     assert 0.5 < record.figures["efficiency_128_simulated_hstu_tiny"] < 1.0
     assert record.figures["simulator_error"] > 0
     assert result.plots.keys() == {"scaling"}
@@ -99,4 +101,4 @@ def test_real_ranks_report_the_same_stages_and_links() -> None:
     first, second = run_ranks(2, measure_small)
     assert first == second
     assert first["seconds"] >= sum(first["stages"].values()) * 0.99
-    assert first["steps"] == 2 and min(first["links"].values()) > 0
+    assert first["steps"] == 2 and min(first["links"].values()) > 0 and first["core_rate"] > 0

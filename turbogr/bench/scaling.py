@@ -47,6 +47,7 @@ SETTINGS: dict[str, Any] = {
 _SEQUENCES = {"tiny": 8, "small": 4, "medium": 2, "large": 2, "long": 1}
 _MEDIAN, _MEAN = 8591, 11_796
 _RANK = "turbogr.bench._scaling_rank"
+_COLUMNS = ["preset", "sequences", "1 rank s", "2 ranks s", "efficiency", "cores alone"]
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ class Measured:
     one: OneRank
     seconds: dict[int, float]
     links: dict[str, float]
+    cores: float
     max_len: int
     sequences: int
     model: ModelConfig
@@ -64,7 +66,11 @@ class Measured:
 
 
 def run(settings: Mapping[str, Any]) -> Result:
-    """Measure and simulate; figures `efficiency_2_P`, `efficiency_128_simulated_P` for preset P, `simulator_error`."""
+    """Measure and simulate; figures `efficiency_2_P`, `efficiency_128_simulated_P` for preset P, `simulator_error`.
+
+    `cores_2_P` is what two cores at once make of one, each multiplying matrices on its own, in the same processes:
+    where it is below 1 the machine is the limit, not communication.
+    """
     for name in settings["presets"]:
         if name not in CASES:
             raise UserError(f"presets: unknown '{name}', choose from {', '.join(CASES)}.{nearest(name, CASES)}")
@@ -77,7 +83,8 @@ def run(settings: Mapping[str, Any]) -> Result:
         found = _measure(name, sorted(set(ranks)), settings)
         efficiency = found.seconds[1] / found.seconds[2]
         figures[f"efficiency_2_{name}"] = efficiency
-        rows.append([name, found.sequences, found.seconds[1], found.seconds[2], efficiency])
+        figures[f"cores_2_{name}"] = found.cores
+        rows.append([name, found.sequences, found.seconds[1], found.seconds[2], efficiency, found.cores])
         judged += [_judge(name, found, size) for size in found.seconds if size > 1]
         curve = [_simulated_efficiency(found, size, settings) for size in settings["simulated"]]
         figures.update(
@@ -86,7 +93,7 @@ def run(settings: Mapping[str, Any]) -> Result:
         series.append(Series(name, settings["simulated"], curve))
     figures["simulator_error"] = float(np.mean([abs(float(row[-1] or 0.0)) for row in judged]))
     tables = [
-        Table("The same work per rank", ["preset", "sequences", "1 rank s", "2 ranks s", "efficiency"], rows),
+        Table("The same work per rank", _COLUMNS, rows),
         Table("The simulator against real ranks", ["preset", "ranks", "real s", "simulated s", "error"], judged),
     ]
     plot = line_chart(
@@ -116,7 +123,9 @@ def _measure(name: str, sizes: list[int], settings: Mapping[str, Any]) -> Measur
     )
     one = OneRank(stages["fetch"], stages["compute"] + stages["reduce"], stages["update"])
     seconds = {ranks: result["seconds"] for ranks, result in results.items()}
-    return Measured(work, one, seconds, results[2]["links"], max_len, sequences, model, settings["num_negatives"])
+    cores = results[2]["core_rate"] / results[1]["core_rate"]
+    negatives = settings["num_negatives"]
+    return Measured(work, one, seconds, results[2]["links"], cores, max_len, sequences, model, negatives)
 
 
 def _judge(name: str, found: Measured, ranks: int) -> list[Cell]:
