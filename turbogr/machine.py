@@ -112,6 +112,14 @@ def memory_bytes() -> int:
     return physical
 
 
+def device_memory(device: torch.device) -> int:
+    """Return the memory of an accelerator, 0 where its driver does not tell."""
+    try:
+        return int(torch.accelerator.get_memory_info(device)[1])
+    except (RuntimeError, AttributeError, NotImplementedError):
+        return 0
+
+
 def gemm_peak(dtype: torch.dtype = torch.float32, threads: int | None = None, timeout: float = 60.0) -> float:
     """Return the best rate, in FLOP/s, of several large square matrix products on the CPU with `threads` threads.
 

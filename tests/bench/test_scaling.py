@@ -35,8 +35,7 @@ def test_instant_links_leave_little_on_top(groups: int, members: int) -> None:
 
 def test_every_link_counts_its_own_bytes() -> None:
     def added(cluster: Cluster) -> float:
-        instant = Cluster(cluster.groups, cluster.members, INSTANT, INSTANT, INSTANT)
-        return step_seconds(WORK, ONE, cluster) - step_seconds(WORK, ONE, instant)
+        return step_seconds(WORK, ONE, cluster) - step_seconds(WORK, ONE, _instant(cluster))
 
     slow = Link(0.0, 1e6)
     rows, all_rows = WORK.distinct(), WORK.distinct(4)
@@ -46,7 +45,33 @@ def test_every_link_counts_its_own_bytes() -> None:
     assert inside == pytest.approx(rows * 3 / 4 * (8 + 2 * 256) / 1e6)
     across = added(Cluster(4, 1, INSTANT, slow, INSTANT))
     assert across == pytest.approx((rows + all_rows) * 3 / 4 * (8 + 256) / 1e6)
-    assert added(Cluster(1, 2, Link(1.0, 1e18), INSTANT, INSTANT)) == pytest.approx(4.0)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "messages"),
+    [
+        (Cluster(1, 2, Link(1.0, 1e18), INSTANT, INSTANT), 4),
+        (Cluster(1, 8, Link(1.0, 1e18), INSTANT, INSTANT), 4 * 7),
+        (Cluster(16, 1, INSTANT, Link(1.0, 1e18), INSTANT), 6 * 15),
+        (Cluster(1, 2, INSTANT, INSTANT, Link(1.0, 1e18)), 2),
+        (Cluster(8, 16, INSTANT, INSTANT, Link(1.0, 1e18)), 2 * 127),
+    ],
+)
+def test_messages_grow_with_the_ranks(cluster: Cluster, messages: int) -> None:
+    added = step_seconds(WORK, ONE, cluster) - step_seconds(WORK, ONE, _instant(cluster))
+    assert added == pytest.approx(messages)
+
+
+def test_a_ring_sums_bucket_by_bucket() -> None:
+    slow = Link(1.0, 1e18)
+    large = Work(num_ids=10, num_items=10_000, dim=64, num_parameters=84_000_000)  # 336 MB
+    few, many = (Cluster(1, size, INSTANT, INSTANT, slow) for size in (2, 1024))
+    assert step_seconds(large, ONE, few) == pytest.approx(step_seconds(large, ONE, _instant(few)) + 81 + 1)
+    assert step_seconds(large, ONE, many) == pytest.approx(step_seconds(large, ONE, _instant(many)) + (2 + 1) * 1023)
+
+
+def _instant(cluster: Cluster) -> Cluster:
+    return Cluster(cluster.groups, cluster.members, INSTANT, INSTANT, INSTANT)
 
 
 def test_waiting_stretches_the_computing() -> None:
@@ -79,6 +104,8 @@ def test_the_figures_have_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 0.5 < record.figures["efficiency_128_simulated_hstu_tiny"] < 1.0
     assert record.figures["simulator_error"] > 0
     assert result.plots.keys() == {"scaling"}
+    record, _ = bench.run_benchmark("scaling", ["presets=hstu_large", "simulated=8"])
+    assert "simulator_error" not in record.figures  # two ranks alone do not judge it
     with pytest.raises(UserError, match=r"unknown 'hstu_tinny'.*Did you mean 'hstu_tiny'"):
         bench.run_benchmark("scaling", ["presets=hstu_tinny"])
 

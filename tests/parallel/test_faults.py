@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import os
 import re
+import sys
 import threading
 import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -21,8 +24,10 @@ from turbogr.config import Config
 from turbogr.errors import RankLost, UserError
 from turbogr.parallel import agreement
 from turbogr.parallel.agreement import ReplicaError
+from turbogr.parallel.checkpoint import save_tensors
 from turbogr.parallel.mesh import Mesh, choose_mesh
 from turbogr.parallel.world import contact, joined
+from turbogr.train import checkpoint
 from turbogr.train.checkpoint import Checkpoints
 from turbogr.train.step import Stepper
 
@@ -58,6 +63,60 @@ def test_ranks_that_differ_are_refused(what: str, told: str, config: Config, sto
     assert ends[0]["error"] == "UserError" and ends[1]["error"] == "ToldElsewhere"
     assert re.search(told, ends[0]["message"]), ends[0]["message"]
     assert not (tmp_path / "run").exists()
+
+
+def train_elsewhere(config: Config, store: Path, out: Path, other: Path, resume: bool) -> dict[str, Any]:
+    """`train_run`, where rank 1 has another disk at the parent folder of `out`."""
+    if os.environ["RANK"] == "1":
+        libc = ctypes.CDLL(None, use_errno=True)
+        private, bind, new_mounts = 1 << 18 | 1 << 14, 1 << 12, 0x00020000
+        assert libc.unshare(new_mounts) == 0, os.strerror(ctypes.get_errno())
+        assert libc.mount(b"none", b"/", None, private, None) == 0, os.strerror(ctypes.get_errno())
+        assert libc.mount(bytes(other), bytes(out.parent), None, bind, None) == 0, os.strerror(ctypes.get_errno())
+        agreement._SHOWN_WITHIN_SECONDS = 0.5
+    return train_run(config, store, out, resume=resume)
+
+
+@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="mounting needs Linux and root")
+@pytest.mark.parametrize("resume", [False, True])
+def test_a_rank_with_another_disk_is_refused(resume: bool, config: Config, store_path: Path, tmp_path: Path) -> None:
+    """Its parts of checkpoints would never be found again."""
+    shared, other = tmp_path / "shared", tmp_path / "other"
+    shared.mkdir()
+    other.mkdir()
+    told = r"rank 1 of 2 failed: UserError: .*run on .* is not the folder that rank 0 writes to"
+    if resume:
+        train_run(config, store_path, shared / "run")
+        told = r"rank 1 differs from rank 0 in what --out holds: no run, not a run of 20"
+    ends = run_ranks(2, train_elsewhere, config, store_path, shared / "run", other, resume)
+    assert ends[0]["error"] == "UserError" and ends[1]["error"] == "ToldElsewhere", ends
+    assert re.search(told, ends[0]["message"]), ends[0]["message"]
+    assert not list((shared / "run").glob(".seen*"))
+
+
+def save_and_lose_a_part(config: Config, store: Path, run: Path) -> str:
+    """Let the file of rank 1 vanish before rank 0 publishes a checkpoint; return what rank 0 raises."""
+
+    def losing(state: dict[str, Any], folder: Path) -> None:
+        save_tensors(state, folder)
+        if os.environ["RANK"] == "1":
+            next(folder.glob("__1_*")).unlink()
+        world.barrier()
+
+    with joined() as world:
+        trainer = make_trainer(config, store, run, world)
+        try:
+            with mock.patch.object(checkpoint, "save_tensors", losing):
+                trainer.checkpoints.save(trainer.state(), trainer.progress)
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def test_a_checkpoint_without_all_parts_is_not_published(config: Config, store_path: Path, tmp_path: Path) -> None:
+    told, _ = run_ranks(2, save_and_lose_a_part, config, store_path, tmp_path / "run")
+    assert re.search(r"FileNotFoundError: .*a rank wrote its part of the checkpoint elsewhere: .*__1_0", told), told
+    assert Checkpoints(tmp_path / "run").newest() is None
 
 
 def train_poisoned(config: Config, store: Path, out: Path) -> dict[str, Any]:

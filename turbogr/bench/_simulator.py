@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from turbogr.parallel.dense import bucket_bytes_for
+
 _FLOAT, _ID = 4, 8
 
 
@@ -46,7 +48,9 @@ class OneRank:
 
 @dataclass(frozen=True)
 class Link:
-    """`latency` seconds a message, `rate` bytes a second for each rank that uses it at the same time."""
+    """`latency` seconds that a message to one other rank takes, or one round of a sum over two; `rate` bytes a second
+    for each rank that uses it at the same time.
+    """
 
     latency: float
     rate: float
@@ -107,7 +111,8 @@ def _exchange(work: Work, one: OneRank, cluster: Cluster) -> float:
     rows, others = work.distinct(), (cluster.members - 1) / cluster.members
     sent = rows * others * (_ID + 2 * work.row_bytes)
     passes = 5 * rows * work.row_bytes  # look up, and add what came to the sums
-    return cluster.inside.seconds(sent, messages=4) + passes / _memory_rate(work, one)
+    messages = 4 * (cluster.members - 1)
+    return cluster.inside.seconds(sent, messages) + passes / _memory_rate(work, one)
 
 
 def _across(work: Work, cluster: Cluster) -> float:
@@ -118,10 +123,15 @@ def _across(work: Work, cluster: Cluster) -> float:
     pair = _ID + work.row_bytes
     touched = work.distinct(cluster.members) / cluster.members
     summed = work.distinct(cluster.size) / cluster.members
-    return cluster.across.seconds((touched + summed) * others * pair, messages=6)
+    return cluster.across.seconds((touched + summed) * others * pair, messages=6 * (cluster.groups - 1))
 
 
 def _dense(work: Work, cluster: Cluster) -> float:
-    """The sum of the dense gradients over all ranks, as a ring sends it, and the agreement on loss and norm."""
-    sent = 2 * (cluster.size - 1) / cluster.size * work.num_parameters * _FLOAT
-    return cluster.ring.seconds(sent, messages=2)
+    """The sum of the dense gradients over all ranks, as a ring sends every bucket, and the agreement on loss and norm.
+
+    A ring of N ranks takes N - 1 times as many rounds as one of two.
+    """
+    num_bytes = work.num_parameters * _FLOAT
+    sums = math.ceil(num_bytes / bucket_bytes_for(cluster.size)) + 1
+    sent = 2 * (cluster.size - 1) / cluster.size * num_bytes
+    return cluster.ring.seconds(sent, messages=sums * (cluster.size - 1))

@@ -19,7 +19,7 @@ from turbogr.bench._ranks import run_as_ranks
 from turbogr.bench.record import Cell, Result, Table
 from turbogr.config import PRESETS
 from turbogr.errors import UserError, nearest
-from turbogr.parallel.dense import BUCKET_BYTES
+from turbogr.parallel.dense import bucket_bytes_for
 from turbogr.report.charts import Axis, grouped_bar_chart
 
 SETTINGS: dict[str, Any] = {
@@ -88,7 +88,8 @@ def run(settings: Mapping[str, Any]) -> Result:
 
 def _dense(settings: Mapping[str, Any], figures: dict[str, float]) -> Table:
     """Whole steps with the dense gradients summed in buckets, from within the backward, and in one piece after it."""
-    preset, buckets = settings["dense_preset"], {"after the backward": 2**62, "during the backward": BUCKET_BYTES}
+    preset = settings["dense_preset"]
+    buckets = {"after the backward": 2**62, "during the backward": bucket_bytes_for(2)}
     options = {**settings, "model": "hstu", "preset": preset, "lengths": settings["dense_lengths"], "buckets": buckets}
     with emulated_network(2, settings["megabits"]) as network:
         after, during = run_as_ranks(_RANK, 2, options, network).values()

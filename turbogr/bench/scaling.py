@@ -66,7 +66,8 @@ class Measured:
 
 
 def run(settings: Mapping[str, Any]) -> Result:
-    """Measure and simulate; figures `efficiency_2_P`, `efficiency_128_simulated_P` for preset P, `simulator_error`.
+    """Measure and simulate; figures `efficiency_2_P`, `efficiency_128_simulated_P` for preset P, and `simulator_error`
+    if one of the presets is run on all `judge_ranks`.
 
     `cores_2_P` is what two cores at once make of one, each multiplying matrices on its own, in the same processes:
     where it is below 1 the machine is the limit, not communication.
@@ -91,7 +92,8 @@ def run(settings: Mapping[str, Any]) -> Result:
             {f"efficiency_{n}_simulated_{name}": e for n, e in zip(settings["simulated"], curve, strict=True)}
         )
         series.append(Series(name, settings["simulated"], curve))
-    figures["simulator_error"] = float(np.mean([abs(float(row[-1] or 0.0)) for row in judged]))
+    if any(name in settings["judge_presets"] for name in settings["presets"]):
+        figures["simulator_error"] = float(np.mean([abs(float(row[-1] or 0.0)) for row in judged]))
     tables = [
         Table("The same work per rank", _COLUMNS, rows),
         Table("The simulator against real ranks", ["preset", "ranks", "real s", "simulated s", "error"], judged),

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import os
+import secrets
+import socket
+import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +21,7 @@ from turbogr.errors import UserError
 from turbogr.parallel.mesh import Mesh
 from turbogr.parallel.world import World, first_difference
 
+_SHOWN_WITHIN_SECONDS = 20.0
 _HASHED_AT_ONCE = 1 << 15  # elements, so that what is made of them stays in a core's cache
 
 
@@ -36,8 +42,39 @@ def check_same_start(world: World, facts: dict[str, Any]) -> None:
         theirs, ours = (_short(everyone[r].get(name)) for r in (rank, 0))
         raise UserError(
             f"rank {rank} differs from rank 0 in {name}: {theirs}, not {ours}. Start every rank with the same turbogr, "
-            "recipe, options and data"
+            "recipe, options and data, and with an --out that all machines share"
         )
+
+
+def check_shared_folder(world: World, folder: Path) -> None:
+    """Look on every rank for a file that rank 0 puts into `folder`, and remove it; all ranks call it together.
+
+    Raises:
+        UserError: a rank has another folder at that path, so that its part of a checkpoint would be lost.
+    """
+    if world.size == 1:
+        return
+    mark = folder / f".seen-by-all-{world.gather_objects(secrets.token_hex(8))[0]}"
+    world.on_first(mark.touch)
+    try:
+        world.together(lambda: _await(mark))
+    finally:
+        if world.is_first:
+            mark.unlink(missing_ok=True)
+
+
+def _await(mark: Path) -> None:
+    """Wait until a file can be seen: a shared file system may show it late."""
+    deadline = time.monotonic() + _SHOWN_WITHIN_SECONDS
+    while not mark.exists():
+        if time.monotonic() > deadline:
+            raise UserError(
+                f"{mark.parent} on {socket.gethostname()} is not the folder that rank 0 writes to; give an --out on a "
+                "file system that all machines share"
+            )
+        with suppress(OSError):
+            os.listdir(mark.parent)  # asks a network file system anew
+        time.sleep(0.05)
 
 
 @functools.cache

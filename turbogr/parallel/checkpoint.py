@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import pickle
 import warnings
 from contextlib import nullcontext
 from pathlib import Path
@@ -23,6 +24,7 @@ from turbogr.errors import UserError
 from turbogr.parallel.world import contact
 
 _PROBE_BYTES = 1 << 20
+_FALL_BACK = "It is damaged or belongs to another model; remove the folder to fall back to an earlier one"
 
 
 def save_tensors(state: dict[str, Any], folder: Path) -> None:
@@ -46,16 +48,32 @@ def load_tensors(state: dict[str, Any], folder: Path) -> None:
     Raises:
         UserError: the folder lacks a tensor or is damaged.
     """
+    if missing := missing_files(folder):
+        raise UserError(
+            f"the checkpoint {folder} lacks {', '.join(missing)}: it was removed, or a rank has written it to another "
+            f"machine's disk. Bring it here, or remove the folder to fall back to an earlier one"
+        )
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*torch.distributed is disabled.*")
             load(state, storage_reader=FileSystemReader(folder), no_dist=True)
     except (CheckpointException, OSError, RuntimeError, ValueError, KeyError, EOFError) as error:
         reason = " ".join(str(error).split())[:300]
-        raise UserError(
-            f"cannot read the checkpoint {folder}: {reason}. It is damaged or belongs to another model; "
-            "remove the folder to fall back to an earlier one"
-        ) from error
+        raise UserError(f"cannot read the checkpoint {folder}: {reason}. {_FALL_BACK}") from error
+
+
+def missing_files(folder: Path) -> list[str]:
+    """Return the files of tensors that the checkpoint in `folder` should have and has not, sorted.
+
+    Raises:
+        UserError: the folder has no list of its files, or a damaged one.
+    """
+    try:
+        metadata = FileSystemReader(folder).read_metadata()
+    except (OSError, pickle.UnpicklingError, EOFError, AttributeError, ValueError) as error:
+        raise UserError(f"cannot read {folder / '.metadata'}: {error}. {_FALL_BACK}") from error
+    names = {place.relative_path for place in metadata.storage_data.values()}
+    return sorted(name for name in names if not (folder / name).exists())
 
 
 def _many() -> bool:

@@ -10,11 +10,21 @@ from torch import Tensor, nn
 
 from turbogr.parallel.world import World, contact
 
-BUCKET_BYTES = 4 << 20
+_LEAST_BUCKET, _BUCKET_PER_RANK = 4 << 20, 256 << 10
+
+
+def bucket_bytes_for(size: int) -> int:
+    """Return how many bytes `size` ranks sum at a time.
+
+    Small buckets start early. But a ring cuts each into as many parts as there are ranks and passes every part on as a
+    message of its own, so buckets grow with the ranks, lest messages get so small that their number counts.
+    """
+    return max(_LEAST_BUCKET, _BUCKET_PER_RANK * size)
 
 
 class FlatGradients:
-    """The gradients of a model as views of one buffer, which is cut into buckets of about `bucket_bytes`.
+    """The gradients of a model as views of one buffer, which is cut into buckets of about `bucket_bytes`, or
+    `bucket_bytes_for` the world.
 
     Call `attach` before the one backward; the sum of a bucket begins when the backward has filled it, always in the
     same order, `start` begins what is left, and `finish` waits. The all-reduce computes every element on one rank and
@@ -22,8 +32,9 @@ class FlatGradients:
     ranks say to each other meanwhile may come in any order. In a world of one rank all of this does nothing.
     """
 
-    def __init__(self, model: nn.Module, world: World, bucket_bytes: int = BUCKET_BYTES) -> None:
+    def __init__(self, model: nn.Module, world: World, bucket_bytes: int | None = None) -> None:
         self.world = world
+        bucket_bytes = bucket_bytes or bucket_bytes_for(world.size)
         self._works: list[Any] = []
         self._missing: list[int] = []
         """How many parameters of every bucket the backward has yet to fill; empty when nothing is attached."""

@@ -10,6 +10,7 @@ tensors, and rank 0 alone does the rest. The folder must be the same on all of t
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -22,7 +23,7 @@ from turbogr.errors import UserError
 from turbogr.files import replace_text
 from turbogr.layers.item_table import ItemTable
 from turbogr.models import RetrievalModel
-from turbogr.parallel.checkpoint import load_tensors, save_tensors
+from turbogr.parallel.checkpoint import load_tensors, missing_files, save_tensors
 from turbogr.parallel.world import World
 from turbogr.train.progress import Progress
 
@@ -63,6 +64,8 @@ class Checkpoints:
 
         def publish() -> None:
             if not final.exists():
+                if missing := missing_files(aside):
+                    raise OSError(errno.ENOENT, "a rank wrote its part of the checkpoint elsewhere", aside / missing[0])
                 replace_text(aside / "progress.json", progress.to_json())
                 os.rename(aside, final)
                 _sync_folder(self.folder)

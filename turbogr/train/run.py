@@ -27,7 +27,7 @@ from turbogr.data.store import Store
 from turbogr.errors import UserError
 from turbogr.evaluate.evaluator import Interrupted
 from turbogr.files import replace_text
-from turbogr.parallel.agreement import check_same_start
+from turbogr.parallel.agreement import check_same_start, check_shared_folder
 from turbogr.parallel.mesh import Mesh, MeshSize, choose_mesh
 from turbogr.parallel.world import World, joined, set_patience
 from turbogr.train.calibration import with_measured_cost
@@ -84,6 +84,7 @@ def train(
                 **_flat(start.config),
                 "the data (content hash)": start.store.manifest.content_hash,
                 "--out": str(start.run.absolute()),
+                "what --out holds": f"a run of {start.record['created']}" if start.exists else "no run",
                 "--init-from": start.record["init_from"],
             },
         )
@@ -97,6 +98,7 @@ def train(
             "num_table_parameters": trainer.table.num_items * trainer.table.dim,
         }
         with _folder(start, environment, world) as keep_status:
+            check_shared_folder(world, start.run)
             if start.exists:
                 trainer.resume()
             if world.is_first:
@@ -174,7 +176,7 @@ def _with_cost(config: Config, store: Store, world: World, device: torch.device)
 def _mesh_size(config: Config, store: Store, world: World, device: torch.device) -> MeshSize:
     assert config.model.dim is not None
     tensors = {"adam": 3, "adagrad": 2}[config.optimizer.table]
-    memory = machine.memory_bytes() // world.local_size if device.type == "cpu" else 0
+    memory = machine.memory_bytes() // world.local_size if device.type == "cpu" else machine.device_memory(device)
     return choose_mesh(
         world.size,
         math.gcd(*world.gather_objects(world.local_size)),  # machines may have unequal numbers of ranks
