@@ -100,3 +100,14 @@ def test_a_precision_that_dies_is_known_before_it_is_used_and_tried_once(monkeyp
     assert "bfloat16 matrix product died with SIGILL" in machine.matmul_fault(torch.bfloat16)
     monkeypatch.setattr(machine, "_PROBE", "raise AssertionError('tried again')")
     assert "SIGILL" in machine.matmul_fault(torch.bfloat16)
+
+
+def test_the_memory_of_an_accelerator_is_what_its_driver_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.accelerator, "get_memory_info", lambda device: (1 << 30, 64 << 30))
+    assert machine.device_memory(torch.device("cuda:0")) == 64 << 30
+
+    def silent(device: torch.device) -> tuple[int, int]:
+        raise RuntimeError("no driver")
+
+    monkeypatch.setattr(torch.accelerator, "get_memory_info", silent)
+    assert machine.device_memory(torch.device("cuda:0")) == 0
