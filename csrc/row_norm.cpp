@@ -1,4 +1,5 @@
-// The passes around the two projections of a block: everything between the GEMMs in one go over each row.
+// The passes around the two projections of a block with weights too large for norm_linear.cpp and gated_linear.cpp:
+// everything between PyTorch's GEMMs in one go over each row.
 //
 // norm_linear:  y = activation(norm(x) W + b).      normalize -> GEMM -> activate;
 //               backward: activate_backward -> GEMMs -> normalize_backward.
@@ -6,92 +7,17 @@
 //
 // A norm keeps of each row the mean (0 for RMSNorm) and the inverse deviation. Rows of x and gate may be strided.
 
-#include <cmath>
-
-#include "random.h"
-#include "simd.h"
+#include "row_norm.h"
 
 namespace turbogr {
 namespace TURBOGR_ISA {
 namespace {
-
-enum Norm : int64_t { kNone = 0, kLayer = 1, kRms = 2 };
-
-struct Moments {
-  float mean, inverse;
-};
-
-// The mean is taken first and the squares around it, which keeps rows with a large mean exact.
-inline Moments moments_of(const float* x, int64_t width, Norm norm, float eps) {
-  if (norm == kNone) return {0.0f, 1.0f};
-  float mean = 0.0f;
-  if (norm == kLayer) {
-    vf total{};
-    for_vectors(width, [&](int64_t c, int count) { total += load_some(x + c, count); });
-    mean = sum(total) / static_cast<float>(width);
-  }
-  vf squares{};
-  for_vectors(width, [&](int64_t c, int count) {
-    vf centred = load_some(x + c, count) - mean;
-    if (count < kLanes) centred = lane_numbers() < splat(int32_t(count)) ? centred : vf{};
-    squares += centred * centred;
-  });
-  return {mean, 1.0f / std::sqrt(sum(squares) / static_cast<float>(width) + eps)};
-}
-
-// Gradient of norm(x) -> gradient of x, where `normed(c, count)` gives norm(x); in place.
-template <class Normed>
-inline void through_norm(float* grad, int64_t width, Norm norm, float inverse, Normed&& normed) {
-  if (norm == kNone) return;
-  vf total{}, along{};
-  for_vectors(width, [&](int64_t c, int count) {
-    const vf g = load_some(grad + c, count);
-    total += g;
-    along += g * normed(c, count);  // lanes beyond the row hold a zero in g
-  });
-  const float mean = norm == kLayer ? sum(total) / static_cast<float>(width) : 0.0f;
-  const float share = sum(along) / static_cast<float>(width);
-  for_vectors(width, [&](int64_t c, int count) {
-    const vf g = load_some(grad + c, count);
-    store_some(grad + c, (g - mean - normed(c, count) * share) * inverse, count);
-  });
-}
-
-// Columns of a matrix that lie apart in memory; rows of piece i are strides[i] floats apart.
-template <class Pointer>
-struct Pieces {
-  Pointer const* data;
-  const int64_t *strides, *widths;
-  int64_t count;
-};
 
 // A whole row of pieces is worked on in one buffer, so that only its end is shorter than a vector.
 struct RowScratch {
   float* row;
   void layout(Arena& arena, int64_t width) { row = arena.take<float>(round_up(width, kLanes)); }
 };
-
-inline void scatter_row(const float* row, int64_t at, const Pieces<float*>& pieces) {
-  for (int64_t i = 0; i < pieces.count; ++i) {
-    if (pieces.widths[i] == 0) continue;  // may be null, which memcpy must not see
-    float* to = pieces.data[i] + at * pieces.strides[i];
-    std::memcpy(to, row, static_cast<size_t>(pieces.widths[i]) * sizeof(float));
-    row += pieces.widths[i];
-  }
-}
-
-// A piece that is null counts as zeros.
-inline void gather_row(const Pieces<const float*>& pieces, int64_t at, float* row) {
-  for (int64_t i = 0; i < pieces.count; ++i) {
-    const size_t bytes = static_cast<size_t>(pieces.widths[i]) * sizeof(float);
-    if (pieces.data[i] != nullptr) {
-      std::memcpy(row, pieces.data[i] + at * pieces.strides[i], bytes);
-    } else {
-      std::memset(row, 0, bytes);
-    }
-    row += pieces.widths[i];
-  }
-}
 
 }  // namespace
 
@@ -154,14 +80,9 @@ TURBOGR_KERNEL(activate_backward)
   const Pieces<const float*> pieces{grads, strides, widths, num_pieces};
   parallel_blocks(num_rows, rows_per_block(3 * width * 4), [&](int64_t begin, int64_t end) {
     for (int64_t at = begin; at < end; ++at) {
-      const float* before = x + at * width;
       float* row = out + at * width;
       gather_row(pieces, at, row);
-      if (!silu) continue;
-      for_vectors(width, [&](int64_t c, int count) {
-        const vf v = load_some(before + c, count), s = sigmoid(v);
-        store_some(row + c, load_some(row + c, count) * (s + v * s * (1.0f - s)), count);
-      });
+      if (silu) through_silu(x + at * width, width, row);
     }
   });
   return kOk;
@@ -175,16 +96,11 @@ TURBOGR_KERNEL(gate)
   parallel_blocks(num_rows, rows_per_block(3 * width * 4), [&](int64_t begin, int64_t end) {
     RowDropout dropout(seed, threshold, dropout_scale);
     for (int64_t row = begin; row < end; ++row) {
-      const float* from = x + row * x_stride;
-      const float* by = gate + row * gate_stride;
-      const Moments m = moments_of(from, width, Norm(norm), eps);
+      const Moments m = moments_of(x + row * x_stride, width, Norm(norm), eps);
       moments[2 * row] = m.mean;
       moments[2 * row + 1] = m.inverse;
       dropout.start_row(keys, row);
-      for_vectors(width, [&](int64_t c, int count) {
-        const vf normed = (load_some(from + c, count) - m.mean) * m.inverse;
-        store_some(out + row * width + c, load_some(by + c, count) * normed * dropout.factors(c), count);
-      });
+      gate_row(x + row * x_stride, gate + row * gate_stride, m, dropout, width, out + row * width);
     }
   });
   return kOk;
@@ -199,22 +115,10 @@ TURBOGR_KERNEL(gate_backward)
   parallel_blocks(num_rows, rows_per_block(5 * width * 4), [&](int64_t begin, int64_t end) {
     RowDropout dropout(seed, threshold, dropout_scale);
     for (int64_t row = begin; row < end; ++row) {
-      const float* from = x + row * x_stride;
-      const float* by = gate + row * gate_stride;
-      const Moments m{moments[2 * row], moments[2 * row + 1]};
-      const auto normed = [&](int64_t c, int count) { return (load_some(from + c, count) - m.mean) * m.inverse; };
-      float* g_row = grad + row * width;
-      float* to_x = grad_x + row * width;
-      float* to_gate = grad_gate + row * width;
       dropout.start_row(keys, row);
-      for_vectors(width, [&](int64_t c, int count) {
-        const vf factors = dropout.factors(c), y = normed(c, count), b = load_some(by + c, count);
-        const vf g = load_some(g_row + c, count) * factors;
-        store_some(to_gate + c, g * y, count);
-        store_some(to_x + c, g * b, count);
-        store_some(g_row + c, b * y * factors, count);
-      });
-      through_norm(to_x, width, Norm(norm), m.inverse, normed);
+      gate_row_backward(grad + row * width, x + row * x_stride, gate + row * gate_stride,
+                        Moments{moments[2 * row], moments[2 * row + 1]}, Norm(norm), dropout, width,
+                        grad_x + row * width, grad_gate + row * width);
     }
   });
   return kOk;

@@ -1,4 +1,4 @@
-"""gated_linear on compiled passes around PyTorch's GEMM: norm, gate and dropout in one pass, forward and backward."""
+"""gated_linear compiled: all in one with a small weight, else norm, gate and dropout in one pass beside PyTorch's GEMM."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from torch import Tensor
 
 from turbogr.ops import native
 from turbogr.ops.native import Kernel, pointer
-from turbogr.ops.norm_linear.cpu import NORMS, strided_rows
+from turbogr.ops.norm_linear.cpu import NORMS, is_small, strided_rows
 from turbogr.random import Dropout, dropout_threshold
 
+_gated_linear_small = Kernel("gated_linear", "ppppppppiiiiiiifuif")
+_gated_linear_small_backward = Kernel("gated_linear_backward", "ppppppppppiiiiiiiuif")
 _gate = Kernel("gate", "pppppiiiiifuif")
 _gate_backward = Kernel("gate_backward", "pppppppiiiiiuif")
 
@@ -30,8 +32,31 @@ def _gated_linear(
 ) -> tuple[Tensor, Tensor]:
     x, gate = strided_rows(x), strided_rows(gate)
     keys = None if keys is None else native.int64(keys)
-    gated = x.new_empty(x.shape)
     moments = x.new_empty(x.shape[0], 2)
+    if is_small(weight):
+        out = residual.new_empty(residual.shape)
+        residual, weight = strided_rows(residual), weight.contiguous()
+        bias = None if bias is None else bias.contiguous()
+        _gated_linear_small(
+            x.data_ptr(),
+            gate.data_ptr(),
+            residual.data_ptr(),
+            weight.data_ptr(),
+            pointer(bias),
+            pointer(keys),
+            out.data_ptr(),
+            moments.data_ptr(),
+            *x.shape,
+            weight.shape[1],
+            x.stride(0),
+            gate.stride(0),
+            residual.stride(0),
+            NORMS[norm],
+            eps,
+            *_dropout_arguments(rate, seed),
+        )
+        return out, moments
+    gated = x.new_empty(x.shape)
     _gate(
         x.data_ptr(),
         gate.data_ptr(),
@@ -43,14 +68,16 @@ def _gated_linear(
         gate.stride(0),
         NORMS[norm],
         eps,
-        seed,
-        dropout_threshold(rate),
-        1 / (1 - rate),
+        *_dropout_arguments(rate, seed),
     )
     out = torch.addmm(residual, gated, weight)
     if bias is not None:
         out += bias
     return out, moments
+
+
+def _dropout_arguments(rate: float, seed: int) -> tuple[int, int, float]:
+    return seed, dropout_threshold(rate), 1 / (1 - rate)
 
 
 def _gradients(
@@ -66,8 +93,31 @@ def _gradients(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     x, gate = strided_rows(x), strided_rows(gate)
     keys = None if keys is None else native.int64(keys)
-    gated = torch.mm(grad, weight.t())
     grad_x, grad_gate = x.new_empty(x.shape), gate.new_empty(gate.shape)
+    if is_small(weight):
+        grad, weight = strided_rows(grad), weight.contiguous()
+        grad_weight, grad_bias = weight.new_empty(weight.shape), weight.new_empty(weight.shape[1])
+        _gated_linear_small_backward(
+            grad.data_ptr(),
+            x.data_ptr(),
+            gate.data_ptr(),
+            weight.data_ptr(),
+            pointer(keys),
+            moments.data_ptr(),
+            grad_x.data_ptr(),
+            grad_gate.data_ptr(),
+            grad_weight.data_ptr(),
+            grad_bias.data_ptr(),
+            *x.shape,
+            weight.shape[1],
+            grad.stride(0),
+            x.stride(0),
+            gate.stride(0),
+            NORMS[norm],
+            *_dropout_arguments(rate, seed),
+        )
+        return grad_x, grad_gate, grad_weight, grad_bias
+    gated = torch.mm(grad, weight.t())
     _gate_backward(
         gated.data_ptr(),
         x.data_ptr(),
@@ -80,9 +130,7 @@ def _gradients(
         x.stride(0),
         gate.stride(0),
         NORMS[norm],
-        seed,
-        dropout_threshold(rate),
-        1 / (1 - rate),
+        *_dropout_arguments(rate, seed),
     )
     return grad_x, grad_gate, torch.mm(gated.t(), grad), grad.sum(0)
 
