@@ -29,7 +29,11 @@ class Panels {
  public:
   // Element (k, n) stands at weight[k * row_stride + n * column_stride]. Test the object before use.
   Panels(const float* weight, int64_t depth, int64_t columns, int64_t row_stride, int64_t column_stride)
-      : depth_(depth), padded_(round_up(columns, kLanes)), data_(depth * padded_) {
+      : depth_(depth),
+        columns_(columns),
+        rest_(columns % kLanes * (depth / kLanes + kCostOfSum) < depth ? columns % kLanes : 0),
+        padded_(round_up(columns - rest_, kLanes)),
+        data_(depth * (padded_ + rest_)) {
     if (!data_) return;
     for (int64_t n = 0; n < padded_; n += kTileColumns) {
       const int64_t wide = min_of(kTileColumns, padded_ - n), filled = min_of(wide, columns - n);
@@ -40,12 +44,15 @@ class Panels {
         for (int64_t j = filled; j < wide; ++j) to[j] = 0.0f;
       }
     }
+    for (int64_t n = padded_; n < padded_ + rest_; ++n) {
+      for (int64_t k = 0; k < depth; ++k) data_[n * depth + k] = weight[k * row_stride + n * column_stride];
+    }
   }
   explicit operator bool() const { return bool(data_); }
 
   // out [rows, columns] = left [rows, depth] times the weight, both in scratch of take_rows.
   TURBOGR_OUTLINE void multiply(const float* left, int64_t rows, float* out) const {
-    const int64_t left_stride = scratch_stride(depth_), out_stride = scratch_stride(padded_);
+    const int64_t left_stride = scratch_stride(depth_), out_stride = scratch_stride(columns_);
     for (int64_t m = 0; m < rows; m += kTileRows) {
       const float* a = left + m * left_stride;
       for (int64_t n = 0; n < padded_; n += kTileColumns) {
@@ -59,10 +66,24 @@ class Panels {
         }
       }
     }
+    for (int64_t m = 0; rest_ > 0 && m < rows; ++m) multiply_rest(left + m * left_stride, out + m * out_stride);
   }
 
  private:
-  int64_t depth_, padded_;
+  // What the sum over the lanes of a vector costs, in products of vectors.
+  static constexpr int64_t kCostOfSum = 12;
+
+  // The last columns, if they are so few that one vector of them would be mostly idle: the depth along the lanes.
+  void multiply_rest(const float* left, float* out) const {
+    for (int64_t n = padded_; n < columns_; ++n) {
+      const float* b = &data_[n * depth_];
+      vf total{};
+      for_vectors(depth_, [&](int64_t k, int count) { total += load_some(left + k, count) * load_some(b + k, count); });
+      out[n] = sum(total);
+    }
+  }
+
+  int64_t depth_, columns_, rest_, padded_;
   Buffer<float> data_;
 };
 

@@ -6,12 +6,26 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.ops.judging import assert_close_as_plain, instruction_set, needs_kernels
+from tests.ops.judging import (
+    assert_close_as_plain,
+    assert_independent_of_threads,
+    instruction_set,
+    needs_kernels,
+    with_gradients,
+)
 from turbogr.ops import gated_linear, native, registry
+from turbogr.ops.norm_linear import cpu
 from turbogr.random import Dropout
 
-SHAPES = [(0, 5, 3), (1, 1, 1), (3, 7, 8), (63, 50, 50), (65, 64, 33), (200, 17, 9)]
+SHAPES = [(0, 5, 3), (1, 1, 1), (3, 7, 8), (63, 50, 50), (65, 64, 33), (200, 17, 9), (1, 300, 50), (97, 50, 300)]
 NAMES = ("x", "gate", "residual", "weight", "bias")
+
+
+@pytest.fixture(params=["small", "large"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute as with a small weight, and as with a large one."""
+    if request.param == "large":
+        monkeypatch.setattr(cpu, "SMALL_WEIGHT", -1)
 
 
 def normal(*size: int, seed: int = 0) -> Tensor:
@@ -33,6 +47,7 @@ def keys_of(num_rows: int) -> Tensor:
 
 
 @needs_kernels
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("norm", ["layer", "rms", "none"])
 @pytest.mark.parametrize("dropout", [None, Dropout(0.0, 3), Dropout(0.3, 2**62 + 99)], ids=str)
@@ -41,6 +56,43 @@ def test_forward_and_gradients(shape: tuple[int, int, int], norm: str, dropout: 
         return gated_linear(*inputs, norm=norm, dropout=dropout, keys=keys_of(shape[0]))  # type: ignore[misc, arg-type]
 
     assert_close_as_plain(function, make_inputs(*shape), normal(shape[0], shape[2]), NAMES)
+
+
+@needs_kernels
+@pytest.mark.parametrize("isa", native.INSTRUCTION_SETS)
+@pytest.mark.parametrize("shape", [(100, 7, 50), (110, 50, 13), (5, 40, 1), (13, 304, 16)], ids=str)
+def test_every_instruction_set(isa: str, shape: tuple[int, int, int]) -> None:
+    with instruction_set(isa):
+        assert_close_as_plain(
+            lambda *inputs: gated_linear(*inputs, norm="rms"),  # type: ignore[misc]
+            make_inputs(*shape),
+            normal(shape[0], shape[2]),
+            NAMES,
+        )
+
+
+@needs_kernels
+@pytest.mark.parametrize("shape", [(3000, 70, 50), (3000, 20, 30), (40000, 3, 2)], ids=str)
+def test_many_rows(shape: tuple[int, int, int]) -> None:
+    inputs, grad = make_inputs(*shape), normal(shape[0], shape[2])
+
+    def function(*inputs: Tensor) -> Tensor:
+        return gated_linear(*inputs, norm="layer", dropout=Dropout(0.3, 5), keys=keys_of(shape[0]))  # type: ignore[misc]
+
+    assert_close_as_plain(function, inputs, grad, NAMES)
+    assert_independent_of_threads(lambda: with_gradients(function, inputs, grad, "cpu", torch.float32))
+
+
+@needs_kernels
+@pytest.mark.parametrize("beyond", [False, True])
+def test_the_largest_small_weight_and_the_next(beyond: bool) -> None:
+    width = cpu.SMALL_WEIGHT // 64 + beyond
+    assert_close_as_plain(
+        lambda *inputs: gated_linear(*inputs, norm="rms"),  # type: ignore[misc]
+        make_inputs(30, width, 64),
+        normal(30, 64),
+        NAMES,
+    )
 
 
 @needs_kernels
@@ -60,14 +112,30 @@ def test_every_instruction_set_drops_the_same_elements(isa: str) -> None:
 
 
 @needs_kernels
-def test_strided_x_and_gate_serve_as_they_are() -> None:
+@pytest.mark.usefixtures("way")
+def test_strided_operands_serve_as_they_are() -> None:
     x, gate, residual, weight, bias = (t.float() for t in make_inputs(30, 20, 10))
-    wide = torch.cat([gate, normal(30, 3).float(), x], dim=1)
-    strided = gated_linear(wide[:, 23:], wide[:, :20], residual, weight, bias, norm="layer")
+    wide = torch.cat([gate, residual, x], dim=1)
+    strided = gated_linear(wide[:, 30:], wide[:, :20], wide[:, 20:30], weight, bias, norm="layer")
     assert torch.equal(strided, gated_linear(x, gate, residual, weight, bias, norm="layer"))
 
 
 @needs_kernels
+@pytest.mark.usefixtures("way")
+def test_the_gradient_may_come_in_strides() -> None:
+    inputs = [x.float().requires_grad_() for x in make_inputs(30, 20, 10)]
+    grad = normal(30, 40).float()
+    expanded = torch.ones(1).expand(30, 10)
+
+    def gradients(grad: Tensor) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(gated_linear(*inputs, norm="layer"), inputs, grad)  # type: ignore[misc]
+
+    for given in (grad[:, 7:17], grad[:, 5:25:2], expanded):
+        torch.testing.assert_close(gradients(given), gradients(given.contiguous()))
+
+
+@needs_kernels
+@pytest.mark.usefixtures("way")
 def test_the_operator_obeys_the_rules_of_torch_library() -> None:
     inputs = [x.float().requires_grad_() for x in make_inputs(6, 5, 4)]
     arguments = (*inputs, keys_of(6), "layer", 1e-6, 0.2, 7)

@@ -1,4 +1,4 @@
-"""gated_linear compiled: all in one with a small weight, else norm, gate and dropout in one pass beside PyTorch's GEMM."""
+"""gated_linear compiled: all in one with a small weight, else norm, gate and dropout in a pass by PyTorch's GEMM."""
 
 from __future__ import annotations
 
