@@ -14,7 +14,7 @@ from turbogr.ops.native import Kernel, pointer
 NORMS = {"none": 0, "layer": 1, "rms": 2}
 
 # A weight of up to this many elements stays in the second-level cache while the rows go by, and everything is done
-# block by block of rows. For larger ones PyTorch's GEMM is as fast, and compiled passes stand around it.
+# block by block of rows. With larger ones little is gained over compiled passes around PyTorch's GEMM.
 SMALL_WEIGHT = 2**17
 
 _norm_linear_small = Kernel("norm_linear", "ppppppiiiiiifi")
