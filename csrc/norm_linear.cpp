@@ -9,14 +9,6 @@ namespace turbogr {
 namespace TURBOGR_ISA {
 namespace {
 
-struct ForwardScratch {
-  float *left, *product;
-  void layout(Arena& arena, int64_t width, int64_t columns) {
-    left = take_rows(arena, width);
-    product = take_rows(arena, columns);
-  }
-};
-
 struct BackwardScratch {
   float *left, *grad, *grad_left;
   void layout(Arena& arena, int64_t width, int64_t columns) {

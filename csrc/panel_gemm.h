@@ -24,6 +24,15 @@ inline float* take_rows(Arena& arena, int64_t width) {
   return arena.take<float>(kPanelRows * scratch_stride(width) + kTileRows);
 }
 
+// A block of rows before a product and after it.
+struct ForwardScratch {
+  float *left, *product;
+  void layout(Arena& arena, int64_t width, int64_t columns) {
+    left = take_rows(arena, width);
+    product = take_rows(arena, columns);
+  }
+};
+
 // A weight [depth, columns] in panels.
 class Panels {
  public:
