@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from turbogr.models.retrieval import BLOCKS
 from turbogr.ops import registry
 
 GOLDEN = os.environ.get("TURBOGR_TEST_GOLDEN")
+ITEMS = "_embedding_module._item_emb.weight"
 CONFIG = ModelConfig(dim=8, num_blocks=2, num_heads=2, max_len=7, num_time_buckets=16, dropout=0.0)
 
 
@@ -105,6 +107,16 @@ def test_the_command_writes_what_it_reads(tmp_path: Path, capsys: pytest.Capture
         ({"grad/_hstu._attention_layers.1._o.bias": np.zeros(3)}, ["_o.bias", "(3,)", "(8,)"]),
         ({"grad/_hstu._attention_layers.1._o.bias": None}, ["_o.bias' is missing"]),
         ({"max_len": np.array(9)}, ["must be"]),
+        ({"output": np.array(1.0)}, ["'output' has shape ()", "[B, N, d]"]),
+        ({"param/" + ITEMS: np.array(1.0)}, [ITEMS, "has shape ()", "[items + 1, d]"]),
+        ({"num_heads": np.array([1, 2])}, ["'num_heads' must be one whole number", "shape (2,)"]),
+        ({"num_heads": np.array("two")}, ["'num_heads' must be one whole number"]),
+        ({"num_heads": np.array(1.5)}, ["'num_heads' must be a whole number", "1.5"]),
+        ({"qk_dim": np.array(2**40)}, ["'qk_dim' must be a whole number from 1 to"]),
+        ({"model": np.array(3)}, ["'model' must be one text"]),
+        ({"lengths": np.array([0.5, 1, 1, 1, 1])}, ["'lengths' must hold whole numbers"]),
+        ({"ids": np.full((5, 7), 2**63, np.uint64)}, ["'ids' must hold whole numbers within int64"]),
+        ({"cotangent": np.ones((5, 7, 8), complex)}, ["'cotangent' must hold real numbers", "float32"]),
     ],
 )
 def test_a_faulty_file_is_refused_in_one_sentence(
@@ -120,13 +132,117 @@ def test_a_faulty_file_is_refused_in_one_sentence(
         assert word in message
 
 
+def as_another_port_writes(path: Path, floats: str, integers: str) -> None:
+    """Rewrite a file with other types for its numbers."""
+    with np.load(path) as file:
+        content = {key: file[key] for key in file.files}
+    kinds = {"f": floats, "i": integers}
+    np.savez(path, **{key: array.astype(kinds.get(array.dtype.kind, array.dtype)) for key, array in content.items()})
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+@pytest.mark.parametrize(
+    ("floats", "integers"),
+    [("<f8", "<i8"), (">f4", ">i8"), (">f8", ">i4"), ("g", "<i4"), ("<f4", "<u8"), ("<f4", ">u4"), ("<f8", "<f8")],
+)
+def test_the_types_of_other_ports_are_converted(
+    tmp_path: Path, name: str, floats: str, integers: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "port.npz"
+    write_golden(path, named(name))
+    as_another_port_writes(path, floats, integers)
+    assert main(["conformance", str(path), "--tolerance", "1e-6"]) == 0, capsys.readouterr().err
+
+
+def test_small_and_reordered_arrays_are_converted(tmp_path: Path) -> None:
+    path = tmp_path / "port.npz"
+    write_golden(path, CONFIG)
+    with np.load(path) as file:
+        arrays = {key: np.asfortranarray(file[key]) for key in file.files}
+    arrays.update(lengths=arrays["lengths"].astype(np.uint8), num_heads=np.array([2.0]), model=np.array([b"hstu"]))
+    change(path, **arrays)
+    assert main(["conformance", str(path), "--tolerance", "1e-6"]) == 0
+
+
+def test_a_file_without_sequences_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "none.npz"
+    write_golden(path, CONFIG)
+    with np.load(path) as file:
+        change(path, **{key: file[key][:0] for key in ("lengths", "ids", "timestamps", "output", "cotangent")})
+    assert main(["conformance", str(path)]) == 2
+    assert "'output' has shape (0, 7, 8) and holds nothing to compare; write at least one" in capsys.readouterr().err
+
+
+def test_sequences_without_items_are_compared(tmp_path: Path) -> None:
+    path = tmp_path / "empty.npz"
+    write_golden(path, CONFIG)
+    with np.load(path) as file:
+        zeros = {key: np.zeros_like(file[key]) for key in file.files if key.startswith(("grad/", "lengths", "output"))}
+    change(path, **zeros)
+    assert main(["conformance", str(path)]) == 0
+
+
+def test_a_damaged_entry_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "damaged.npz"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("output.npy", b"no array")
+    assert main(["conformance", str(path)]) == 2
+    assert "'output' is not a NumPy array; write the file with numpy.savez" in capsys.readouterr().err
+    np.savez(path, output=np.array([object()]))
+    assert main(["conformance", str(path)]) == 2
+    message = capsys.readouterr().err
+    assert "cannot read 'output' of the golden file" in message and "write the file again" in message
+
+
+FAULTS = {
+    "none": lambda array: None,
+    "scalar": lambda array: np.array(3),
+    "vector": lambda array: np.arange(3),
+    "cube": lambda array: np.zeros((2, 2, 2)),
+    "empty": lambda array: array[:0] if array.ndim else np.zeros(0),
+    "text": lambda array: np.array("two"),
+    "complex": lambda array: array.astype(np.complex64) if array.dtype.kind in "if" else np.array(1j),
+    "bool": lambda array: np.ones(array.shape, bool),
+    "void": lambda array: np.zeros(array.shape, "V2"),
+    "date": lambda array: np.zeros(array.shape, "M8[s]"),
+    "nan": lambda array: np.full(array.shape, np.nan),
+    "huge": lambda array: np.full(array.shape, 2**63, np.uint64),
+    "negative": lambda array: np.full(array.shape, -1),
+    "fraction": lambda array: np.full(array.shape, 0.5),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("name", ["hstu", "fuxi-gamma"])
+def test_no_fault_of_any_array_is_a_traceback(
+    tmp_path: Path, name: str, fault: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "faulty.npz"
+    write_golden(path, named(name))
+    with np.load(path) as file:
+        arrays = {key: file[key] for key in file.files}
+    for key, array in arrays.items():
+        np.savez(path, **{k: v for k, v in {**arrays, key: FAULTS[fault](array)}.items() if v is not None})
+        status = main(["conformance", str(path)])
+        message = capsys.readouterr().err
+        # Other numbers in the same places are only another model's, and compared.
+        assert status == 2 or fault in ("none", "scalar", "vector", "nan", "huge", "negative", "fraction"), key
+        assert message.count("\n") == (status == 2), message
+        if fault in ("text", "complex", "bool", "void", "date"):
+            assert f"'{key}'" in message or (fault, key) == ("text", "model")
+
+
 def test_a_file_that_is_none_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text = tmp_path / "text.npz"
-    text.write_text("no archive")
+    (tmp_path / "text.npz").write_text("no archive")
     (tmp_path / "empty.npz").touch()
     (tmp_path / "cut.npz").write_bytes(b"PK\x03\x04 and then nothing")
+    np.savez(tmp_path / "newer.npz", output=np.zeros(3))
+    content = bytearray((tmp_path / "newer.npz").read_bytes())
+    content[content.index(b"PK\x01\x02") + 6] = 255  # a version of the zip format that nobody reads
+    (tmp_path / "newer.npz").write_bytes(content)
     np.save(tmp_path / "array.npy", np.zeros(3))
-    for path in (text, tmp_path / "empty.npz", tmp_path / "cut.npz", tmp_path / "array.npy", tmp_path / "missing.npz"):
+    for name in ("text.npz", "empty.npz", "cut.npz", "newer.npz", "array.npy", "missing.npz"):
+        path = tmp_path / name
         assert main(["conformance", str(path)]) == 2
         assert f"cannot read the golden file {path}" in capsys.readouterr().err
     assert main(["conformance", "--write", str(tmp_path / "no" / "f.npz")]) == 2

@@ -7,7 +7,6 @@ public implementations; the other models carry ours. Everything is computed with
 from __future__ import annotations
 
 import math
-import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +35,10 @@ _SCALARS = {
     "v_dim": "v_dim",
 }
 """Sizes by their keys in the file and in the config; the last two may be missing in a file."""
+
+_INTEGERS = ("ids", "timestamps", "lengths")
+_LARGEST_SIZE = 2**20  # beyond any model; products of sizes stay far from overflow
+_LAYOUT = "See docs/models/conformance.md for the layout"
 
 _ITEMS = "_embedding_module._item_emb.weight"
 _POSITIONS = "_input_features_preproc._pos_emb.weight"
@@ -72,7 +75,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Golden:
-    """The content of a golden file; tensors are as in the file."""
+    """The content of a golden file, floats as float32 and integers as int64, whatever the port that wrote it uses."""
 
     config: ModelConfig
     tensors: Mapping[str, Tensor]
@@ -82,18 +85,12 @@ class Golden:
         """Read and check a golden file.
 
         Raises:
-            UserError: the file cannot be read, lacks a tensor, or holds one of the wrong shape.
+            UserError: the file cannot be read, lacks a tensor, or holds one of the wrong kind or shape.
         """
-        try:
-            with np.load(path, allow_pickle=False) as file:
-                arrays = {key: file[key] for key in file.files}
-        except (OSError, ValueError, EOFError, AttributeError, TypeError, zipfile.BadZipFile) as error:
-            reason = getattr(error, "strerror", None) or "it is not a NumPy .npz archive"
-            raise UserError(f"cannot read the golden file {path}: {reason}") from error
+        arrays = _load(path)
         try:
             config = _config_of(arrays)
-            tensors = {key: torch.from_numpy(array) for key, array in arrays.items() if array.dtype.kind in "if"}
-            golden = cls(config, tensors)
+            golden = cls(config, _tensors_of(arrays))
             golden._check()
         except UserError as error:
             raise UserError(f"{path}: {error}") from error
@@ -115,14 +112,15 @@ class Golden:
                 theirs, transposed = _public_name(self.config.name, name)
                 value = self.tensors["param/" + theirs]
                 parameter.copy_(value.T if transposed else value)
-        inputs = (self.tensors[key].to(torch.int64) for key in ("ids", "timestamps", "lengths"))
+        inputs = (self.tensors[key] for key in ("ids", "timestamps", "lengths"))
         return model, self.tensors["param/" + _ITEMS].clone(), *inputs  # type: ignore[return-value]
 
     def _check(self) -> None:
         config, tensors = self.config, self.tensors
         assert config.dim is not None and config.max_len is not None
-        lengths = _get(tensors, "lengths")
-        batch = len(lengths) if lengths.dim() == 1 else 0
+        batch, items = len(tensors["output"]), _get(tensors, "param/" + _ITEMS)
+        if items.dim() != 2:
+            raise UserError(f"'param/{_ITEMS}' has shape {tuple(items.shape)}, it must be [items + 1, d]. {_LAYOUT}")
         shapes: dict[str, tuple[int, ...]] = {
             "lengths": (batch,),
             "ids": (batch, config.max_len),
@@ -130,21 +128,20 @@ class Golden:
             "output": (batch, config.max_len, config.dim),
             "cotangent": (batch, config.max_len, config.dim),
         }
-        num_rows = _get(tensors, "param/" + _ITEMS).shape[0]
         for kind in ("param/", "grad/"):
-            shapes[kind + _ITEMS] = (num_rows, config.dim)
+            shapes[kind + _ITEMS] = (len(items), config.dim)
             shapes.update({kind + name: shape for name, shape in _parameter_shapes(config)})
         for name, shape in shapes.items():
             if tuple(_get(tensors, name).shape) != shape:
-                raise UserError(f"'{name}' has shape {tuple(tensors[name].shape)}, it must be {shape}")
+                raise UserError(f"'{name}' has shape {tuple(tensors[name].shape)}, it must be {shape}. {_LAYOUT}")
+        lengths, ids = tensors["lengths"], tensors["ids"]
         if lengths.min() < 0 or lengths.max() >= config.max_len:
             raise UserError(
                 f"lengths must lie between 0 and {config.max_len - 1}, which leaves a place for the time of the "
                 f"request; got {int(lengths.min())} to {int(lengths.max())}"
             )
-        ids = tensors["ids"]
-        if ids.min() < 0 or ids.max() >= num_rows:
-            raise UserError(f"ids must lie between 0 and {num_rows - 1}, got {int(ids.min())} to {int(ids.max())}")
+        if ids.min() < 0 or ids.max() >= len(items):
+            raise UserError(f"ids must lie between 0 and {len(items) - 1}, got {int(ids.min())} to {int(ids.max())}")
 
 
 def write_golden(
@@ -252,24 +249,50 @@ def _parameter_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...
         yield theirs, tuple(reversed(parameter.shape)) if transposed else tuple(parameter.shape)
 
 
+def _load(path: Path | str) -> dict[str, NDArray[Any]]:
+    # On damaged files NumPy, zipfile and zlib raise whatever they come across, some of it only when an entry is read.
+    try:
+        file = np.load(path, allow_pickle=False)
+        names = list(file.files)
+    except Exception as error:
+        reason = getattr(error, "strerror", None) or "it is not a NumPy .npz archive"
+        raise UserError(f"cannot read the golden file {path}: {reason}") from error
+    with file:
+        return {name: _entry(file, name, path) for name in names}
+
+
+def _entry(file: Mapping[str, Any], name: str, path: Path | str) -> NDArray[Any]:
+    try:
+        array = file[name]
+    except Exception as error:
+        raise UserError(
+            f"cannot read '{name}' of the golden file {path}: it is damaged, too large or not an array of plain "
+            "numbers; write the file again with numpy.savez"
+        ) from error
+    if not isinstance(array, np.ndarray):
+        raise UserError(f"{path}: '{name}' is not a NumPy array; write the file with numpy.savez")
+    return array
+
+
 def _config_of(arrays: Mapping[str, NDArray[Any]]) -> ModelConfig:
     """Read the sizes of a file's model; those that it does not name follow from its tensors."""
-    name = str(_get(arrays, "model"))
+    name = _model_name(_get(arrays, "model"))
     if name not in BLOCKS:
         raise UserError(f"the model '{name}' is not known; choose from {', '.join(BLOCKS)}.{nearest(name, BLOCKS)}")
-    sizes = {field: int(arrays[key]) for key, field in _SCALARS.items() if key in arrays}
     for key in ("num_heads", "max_len", "num_buckets"):
         _get(arrays, key)
-    dim = int(_get(arrays, "output").shape[-1])
-    ffn_dims = [array.shape[-1] for key, array in arrays.items() if key.endswith(_FFN_NAMES)] or [dim]
-    prefix = "param/" + (_PUBLIC[name][0] if name in _PUBLIC else "blocks.")
-    numbers = {key.removeprefix(prefix).partition(".")[0] for key in arrays if key.startswith(prefix)}
-    if not numbers:
-        raise UserError(f"it holds no parameters of {name}, whose names start with '{prefix}'")
+    sizes = {field: _size(key, arrays[key]) for key, field in _SCALARS.items() if key in arrays}
+    output = _get(arrays, "output")
+    if output.ndim != 3:
+        raise UserError(f"'output' has shape {output.shape}, it must be [B, N, d]. {_LAYOUT}")
+    if not output.size:
+        raise UserError(f"'output' has shape {output.shape} and holds nothing to compare; write at least one sequence")
+    dim = output.shape[-1]
+    ffn_dims = [array.shape[-1] for key, array in arrays.items() if key.endswith(_FFN_NAMES) and array.ndim] or [dim]
     config = ModelConfig(
         name=name,  # type: ignore[arg-type]
         dim=dim,
-        num_blocks=len(numbers),
+        num_blocks=_num_blocks(name, arrays),
         ffn_multiplier=ffn_dims[0] / dim,
         dropout=0.0,
         **sizes,  # type: ignore[arg-type]
@@ -278,7 +301,65 @@ def _config_of(arrays: Mapping[str, NDArray[Any]]) -> ModelConfig:
     return config.with_preset()
 
 
+def _model_name(array: NDArray[Any]) -> str:
+    """Text, which some ports write as bytes or as a list of one."""
+    if array.size != 1 or array.dtype.kind not in "US":
+        raise UserError(f"'model' must be one text, got {_what(array)}; write e.g. numpy.array('hstu')")
+    text = array.reshape(())[()]
+    return text.decode("utf-8", "replace") if isinstance(text, bytes) else str(text)
+
+
+def _size(key: str, array: NDArray[Any]) -> int:
+    """A whole number; some ports write it as a float or as a list of one."""
+    if array.size == 1 and array.dtype.kind in "iuf":
+        value = float(array.reshape(())[()])
+        if value.is_integer() and 0 < value <= _LARGEST_SIZE:
+            return int(value)
+        raise UserError(f"'{key}' must be a whole number from 1 to {_LARGEST_SIZE:,}, got {value:g}")
+    raise UserError(f"'{key}' must be one whole number, got {_what(array)}; write e.g. numpy.array(2)")
+
+
+def _num_blocks(name: str, arrays: Mapping[str, NDArray[Any]]) -> int:
+    prefix = "param/" + (_PUBLIC[name][0] if name in _PUBLIC else "blocks.")
+    numbers = {key.removeprefix(prefix).partition(".")[0] for key in arrays if key.startswith(prefix)}
+    if not numbers:
+        raise UserError(f"it holds no parameters of {name}, whose names start with '{prefix}'")
+    return len(numbers)
+
+
+def _tensors_of(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Tensor]:
+    """Convert the tensors of the layout; what else a file holds is left alone."""
+    floats = [key for key in arrays if key in ("output", "cotangent") or key.startswith(("param/", "grad/"))]
+    return {
+        **{key: torch.from_numpy(_as_integers(key, arrays[key])) for key in _INTEGERS if key in arrays},
+        **{key: torch.from_numpy(_as_floats(key, arrays[key])) for key in floats},
+    }
+
+
+def _as_integers(key: str, array: NDArray[Any]) -> NDArray[np.int64]:
+    if array.dtype.kind not in "iuf":
+        raise UserError(f"'{key}' must hold whole numbers, got {_what(array)}; write it as int64")
+    # What int64 cannot hold comes out as another number, or as a negative one.
+    with np.errstate(all="ignore"):
+        whole = np.array(array, np.int64, order="C")
+        same = np.array_equal(whole.astype(array.dtype), array)
+    if not same or (array.dtype.kind == "u" and (whole < 0).any()):
+        raise UserError(f"'{key}' must hold whole numbers within int64, got others in {_what(array)}; write int64")
+    return whole
+
+
+def _as_floats(key: str, array: NDArray[Any]) -> NDArray[np.float32]:
+    if array.dtype.kind not in "iuf":
+        raise UserError(f"'{key}' must hold real numbers, got {_what(array)}; write it as float32")
+    with np.errstate(over="ignore"):
+        return np.array(array, np.float32, order="C")  # a copy in native order: torch takes no other
+
+
+def _what(array: NDArray[Any]) -> str:
+    return f"{array.dtype} of shape {array.shape}"
+
+
 def _get(content: Mapping[str, Any], key: str) -> Any:
     if key not in content:
-        raise UserError(f"'{key}' is missing.{nearest(key, content)} See docs/models/conformance.md for the layout")
+        raise UserError(f"'{key}' is missing.{nearest(key, content)} {_LAYOUT}")
     return content[key]
