@@ -235,6 +235,28 @@ def test_a_run_that_fails_leaves_the_others_alone_and_is_tried_again(recipe, dat
     assert sweep(recipe, data, out, "--grid", "train.seed=0,1") == 0
 
 
+ENDINGS = [
+    ("os.kill(os.getpid(), signal.SIGKILL)", "killed by SIGKILL; the system does that when memory runs out"),
+    ("os.kill(os.getpid(), signal.SIGSEGV)", "killed by SIGSEGV"),
+    ("os._exit(3)", "ended with status 3 and no word"),
+]
+
+
+@pytest.mark.parametrize(("ending", "reason"), ENDINGS)
+def test_the_reason_is_that_of_this_attempt(recipe, data, tmp_path, monkeypatch, capsys, ending, reason):
+    out, program = tmp_path / "sweep", tmp_path / "trainer.py"
+    monkeypatch.setattr(runner, "TRAIN", [sys.executable, str(program)])
+    program.write_text("import sys\nprint('epoch 3  valid hr@10 0.1  best so far')\nsys.exit('no space left')")
+    assert sweep(recipe, data, out) == 1
+    assert "tiny failed: no space left" in capsys.readouterr().err
+    program.write_text(f"import os, signal\n{ending}")
+    assert sweep(recipe, data, out) == 1
+    assert f"tiny failed: {reason}" in capsys.readouterr().err
+    program.write_text(f"import os, signal\nprint('epoch 4  best so far', flush=True)\n{ENDINGS[0][0]}")
+    assert sweep(recipe, data, out) == 1
+    assert "tiny failed: killed by SIGKILL" in capsys.readouterr().err
+
+
 @pytest.mark.usefixtures("quick_trainer")
 def test_every_run_gets_its_settings(recipe, data, tmp_path):
     out = tmp_path / "sweep"

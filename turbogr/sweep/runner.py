@@ -34,7 +34,7 @@ _POLL_SECONDS = 0.2
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of the runs: names of those that failed, with their last line; the signal that stopped the sweep."""
+    """What became of the runs: names of those that failed, with the reason; the signal that stopped the sweep."""
 
     failed: dict[str, str]
     signal: Signals | None
@@ -80,7 +80,7 @@ def sweep(
             for run in [run for run in running if run.process.poll() is not None]:
                 running.remove(run)
                 if run.process.returncode and not stop:
-                    failed[run.cell.name] = run.last_line()
+                    failed[run.cell.name] = run.reason()
                     tell(f"{run.cell.name}  failed: {failed[run.cell.name]}")
                 elif not stop:
                     tell(f"{run.cell.name}  done in {run.minutes():.1f} min: {run.last_line()}")
@@ -98,6 +98,7 @@ class _Run:
         command += [part for override in (*overrides, *cell.overrides) for part in ("--set", override)]
         threads = {"OMP_NUM_THREADS": str(max(1, usable_cores() // jobs))} if jobs > 1 else {}
         with self.log.open("ab") as log:
+            self._log_start = log.tell()  # what stands before it, earlier attempts have said
             # In a session of its own: Ctrl-C in a terminal reaches it through us, once.
             self.process = subprocess.Popen(
                 command,
@@ -111,11 +112,28 @@ class _Run:
     def minutes(self) -> float:
         return (time.monotonic() - self._started) / 60
 
+    def reason(self) -> str:
+        """Why the run failed: the signal that killed it, which leaves no word in the log, else its last line."""
+        if self.process.returncode >= 0:
+            return self.last_line()
+        name = _signal_name(-self.process.returncode)
+        remedy = "; the system does that when memory runs out: try fewer --jobs or a smaller batch"
+        return f"killed by {name}{remedy if name == 'SIGKILL' else ''}"
+
     def last_line(self) -> str:
-        """The last line of the log, else how the process ended."""
-        lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()
+        """The last line that this attempt wrote to the log, else how the process ended."""
+        with self.log.open("rb") as log:
+            log.seek(self._log_start)
+            lines = log.read().decode("utf-8", errors="replace").splitlines()
         said = [line.strip() for line in lines if line.strip()]
         return said[-1] if said else f"ended with status {self.process.returncode} and no word"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return Signals(number).name
+    except ValueError:  # real-time signals have no names
+        return f"signal {number}"
 
 
 def check(cells: Sequence[Cell], data: Path, out: Path, overrides: Sequence[str] = ()) -> list[Cell]:
