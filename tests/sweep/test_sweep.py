@@ -288,8 +288,47 @@ def test_the_table_has_mean_and_spread_and_says_what_is_open():
         run_of("b/seed=0", ("b", ""), [0.4]),
     ]
     table = Comparison("hr@10", runs).table()
-    assert table.columns == ["recipe", "runs", "best epoch", "hr@10"]
-    assert table.rows == [["a", "2 (1 not finished)", "2 ± 0", "0.4000 ± 0.1414"], ["b", "1", "1", "0.4000"]]
+    assert table.columns == ["recipe", "runs", "measured on", "epoch chosen on", "best epoch", "hr@10"]
+    assert table.rows == [
+        ["a", "2 (1 not finished)", "test", "test", "2 ± 0", "0.4000 ± 0.1414"],
+        ["b", "1", "test", "test", "1", "0.4000"],
+    ]
+
+
+def test_no_mean_mixes_the_test_item_with_the_validation_item(recipe, data, tmp_path, capsys):
+    out = tmp_path / "sweep"
+    assert sweep(recipe, data, out, "--grid", "train.seed=0,1,2", "--jobs", "2") == 0
+    protocol = [line for line in capsys.readouterr().out.splitlines() if line.startswith("protocol:")]
+    assert len(protocol) == 1 and "the test item is ranked against all 20 items" in protocol[0]
+    assert protocol[0].endswith("; the epoch is chosen on the validation item")
+    summary = out / "tiny" / "seed=2" / "summary.json"
+    summary.unlink()  # as of a run that is not finished
+    comparison = compare(cells_of([recipe], grid("train.seed=0,1,2")), out)
+    assert comparison is not None
+    rows = [dict(zip(comparison.table().columns, row, strict=True)) for row in comparison.table().rows]
+    assert [(row["runs"], row["measured on"], row["epoch chosen on"]) for row in rows] == [
+        ("2", "test", "validation"),
+        ("1 (1 not finished)", "validation", "validation"),
+    ]
+    tested = [json.loads((out / "tiny" / f"seed={n}" / "summary.json").read_text())["metrics"]["mrr"] for n in (0, 1)]
+    assert rows[0]["mrr"].startswith(f"{sum(tested) / 2:.4f}")
+    assert rows[1]["mrr"] == f"{comparison.runs[2].metrics['mrr']:.4f}"
+    assert [run["part"] for run in comparison.record()["runs"]] == ["test", "test", "valid"]
+    assert "on the validation item" in comparison.plot()
+
+
+def test_evaluations_on_another_part_before_a_resumption_do_not_count(recipe, data, tmp_path):
+    assert sweep(recipe, data, tmp_path / "sweep") == 0
+    run = tmp_path / "sweep" / "tiny"
+    (run / "summary.json").unlink()
+    metrics = run / "metrics.jsonl"
+    lines = metrics.read_text().splitlines()
+    first = next(n for n, line in enumerate(lines) if '"eval"' in line)
+    lines[first] = json.dumps({**json.loads(lines[first]), "part": "test", "ndcg@10": 1.0})
+    metrics.write_text("\n".join(lines) + "\n")
+    comparison = compare(cells_of([recipe], []), tmp_path / "sweep")
+    assert comparison is not None and comparison.runs[0].curve["epoch"] == [2.0]
+    assert comparison.runs[0].metrics["ndcg@10"] < 1.0
 
 
 def test_nothing_to_compare(tmp_path):

@@ -1,8 +1,9 @@
 """What the runs of a sweep are worth: a table over repetitions with their spread, and the curves.
 
 A finished run counts with the test metrics of its best checkpoint (its summary.json); one that is not finished with its
-best evaluation so far, and the table says how far it has come. Runs that differ only in `train.seed` are repetitions:
-their mean is given with the standard deviation between them.
+best evaluation so far, which is on the validation item where the split has one: the table says what a line is measured
+on, and no mean is taken over different parts. Runs that differ only in `train.seed` are repetitions: their mean is
+given with the standard deviation between them.
 """
 
 from __future__ import annotations
@@ -22,10 +23,15 @@ from turbogr.report.charts import Axis, Series, line_chart
 from turbogr.sweep.grid import Cell
 from turbogr.train.summary import SUMMARY
 
+_ITEMS = {"test": "test", "valid": "validation"}
+
 
 @dataclass(frozen=True)
 class Run:
-    """One run: its metrics, and its curve as a list of values by name of the metric, beside `epoch`."""
+    """One run: its metrics, and its curve as a list of values by name of the metric, beside `epoch`.
+
+    `part`, test or valid, is what the metrics are measured on; `chosen_on` that of the curve, which chose the epoch.
+    """
 
     name: str
     group: tuple[str, str]
@@ -33,6 +39,8 @@ class Run:
     metrics: dict[str, float]
     protocol: str | None
     curve: dict[str, list[float]] = field(default_factory=dict)
+    part: str = "test"
+    chosen_on: str = "test"
 
 
 @dataclass(frozen=True)
@@ -50,17 +58,20 @@ class Comparison:
         return groups
 
     def table(self) -> Table:
-        """Mean and spread of every metric that all runs have, a line for each group."""
+        """Mean and spread of every metric that all runs have, a line for each group and part it is measured on."""
         names = [name for name in self.runs[0].metrics if all(name in run.metrics for run in self.runs)]
         settings = any(label for _, label in self.groups())
         rows = []
-        for (recipe, label), runs in self.groups().items():
-            open_runs = sum(not run.finished for run in runs)
-            count = f"{len(runs)}" + (f" ({open_runs} not finished)" if open_runs else "")
-            epochs = _mean_and_spread([_best_epoch(run, self.metric) for run in runs], digits=0)
-            cells = [_mean_and_spread([run.metrics[name] for run in runs]) for name in names]
-            rows.append([recipe, *([label or "-"] if settings else []), count, epochs, *cells])
-        columns = ["recipe", *(["settings"] if settings else []), "runs", "best epoch", *names]
+        for (recipe, label), group in self.groups().items():
+            for runs in _by_part(group):
+                open_runs = sum(not run.finished for run in runs)
+                count = f"{len(runs)}" + (f" ({open_runs} not finished)" if open_runs else "")
+                parts = [_ITEMS[runs[0].part], _ITEMS[runs[0].chosen_on]]
+                epochs = _mean_and_spread([_best_epoch(run, self.metric) for run in runs], digits=0)
+                cells = [_mean_and_spread([run.metrics[name] for run in runs]) for name in names]
+                rows.append([recipe, *([label or "-"] if settings else []), count, *parts, epochs, *cells])
+        told = ["runs", "measured on", "epoch chosen on", "best epoch"]
+        columns = ["recipe", *(["settings"] if settings else []), *told, *names]
         return Table("Mean over runs ± standard deviation between them", columns, rows)
 
     def plot(self) -> str:
@@ -73,7 +84,9 @@ class Comparison:
             low, high = ([min(at) for at in values], [max(at) for at in values]) if len(runs) > 1 else (None, None)
             name = " ".join(part for part in group if part)
             series.append(Series(name, epochs, [statistics.fmean(at) for at in values], low, high))
-        return line_chart(series, title=f"{self.metric} by epoch", x=Axis("epoch"), y=Axis(self.metric))
+        parts = " or ".join(dict.fromkeys(_ITEMS[run.chosen_on] for run in self.runs))
+        title = f"{self.metric} by epoch on the {parts} item"
+        return line_chart(series, title=title, x=Axis("epoch"), y=Axis(self.metric))
 
     def record(self) -> dict[str, Any]:
         """All of it, for programs."""
@@ -86,6 +99,8 @@ class Comparison:
                     "recipe": run.group[0],
                     "settings": run.group[1],
                     "finished": run.finished,
+                    "part": run.part,
+                    "chosen_on": run.chosen_on,
                     "best_epoch": _best_epoch(run, self.metric),
                     "metrics": run.metrics,
                     "curve": run.curve,
@@ -134,15 +149,25 @@ def _read(cell: Cell, folder: Path, metric: str) -> Run | None:
     evaluations = [record for record in _records(folder / "metrics.jsonl") if metric in record]
     if not evaluations:
         return None
+    chosen_on = evaluations[-1]["part"]  # a run that was resumed may have been evaluated on another part before
+    evaluations = [record for record in evaluations if record["part"] == chosen_on]
     names = [name for name in evaluations[0] if "@" in name or name == "mrr"]
     curve = {name: [round(float(record[name]), 6) for record in evaluations] for name in ("epoch", *names)}
     if (folder / SUMMARY).exists():
         summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
         metrics = {name: summary["metrics"][name] for name in names if name in summary["metrics"]}
-        protocol = str(summary["protocol"]).rpartition(";")[0]
-        return Run(cell.name, cell.group, True, metrics, protocol, curve)
+        measured = str(summary["protocol"]).rpartition(";")[0]
+        protocol = f"{measured}; the epoch is chosen on the {_ITEMS[chosen_on]} item"
+        return Run(cell.name, cell.group, True, metrics, protocol, curve, summary["part"], chosen_on)
     best = max(evaluations, key=lambda record: record[metric])
-    return Run(cell.name, cell.group, False, {name: best[name] for name in names}, None, curve)
+    metrics = {name: best[name] for name in names}
+    return Run(cell.name, cell.group, False, metrics, None, curve, chosen_on, chosen_on)
+
+
+def _by_part(runs: Sequence[Run]) -> list[list[Run]]:
+    """The runs whose metrics belong into one mean, those measured on the test item first."""
+    kinds = sorted({(run.part, run.chosen_on) for run in runs})
+    return [[run for run in runs if (run.part, run.chosen_on) == kind] for kind in kinds]
 
 
 def _records(path: Path) -> Iterable[Mapping[str, Any]]:
