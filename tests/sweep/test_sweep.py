@@ -90,6 +90,18 @@ def test_recipes_of_one_name():
         cells_of(["a/hstu.yaml", "b/hstu.yaml"], [])
 
 
+@pytest.mark.parametrize("values", ["a/b,a_b", "'a b',ab"])
+def test_values_that_would_share_a_folder(values):
+    with pytest.raises(UserError, match=r"would share the folder 'r/split=.*'; give the values names .* --variant"):
+        cells_of(["r.yaml"], grid(f"data.split={values}", "train.seed=0,1"))
+
+
+@pytest.mark.parametrize("name", ["logs", "sweep.json"])
+def test_a_recipe_named_like_what_a_sweep_writes(name):
+    with pytest.raises(UserError, match=f"a/{name}.yaml: a sweep keeps its own '{name}'.*rename it"):
+        cells_of([f"a/{name}.yaml"], grid("train.seed=0,1"))
+
+
 def variants(*texts):
     return [parse_variant(text) for text in texts]
 
@@ -266,6 +278,16 @@ def test_every_run_gets_its_settings(recipe, data, tmp_path):
     assert sweep(recipe, data, out, "--variant", "few: loss.num_negatives=2", "--set", "train.epochs=7") == 0
     (call,) = (out / "tiny" / "few" / "calls").read_text().splitlines()
     assert call.endswith("--set train.epochs=7 --set loss.num_negatives=2")
+
+
+@pytest.mark.usefixtures("quick_trainer")
+def test_every_run_has_a_log_of_its_own(recipe, data, tmp_path):
+    wide = tmp_path / "tiny-wide.yaml"
+    wide.write_text(RECIPE)
+    out = tmp_path / "sweep"
+    assert sweep(recipe, data, out, "--variant", "wide-a: model.dim=16") == 0
+    assert sweep(wide, data, out, "--variant", "a: model.dim=16") == 0  # tiny/wide-a and tiny-wide/a
+    assert len(list((out / "logs").rglob("*.log"))) == 2
 
 
 def test_a_wrong_setting_is_told_before_anything_runs(recipe, data, tmp_path, capsys):

@@ -15,6 +15,9 @@ import yaml
 from turbogr.errors import UserError
 
 SEED = "train.seed"
+LOGS = "logs"
+
+_TAKEN = (LOGS, "sweep.json", "sweep.svg")  # what a sweep writes beside the folders of its recipes
 
 
 @dataclass(frozen=True)
@@ -113,12 +116,15 @@ def cells_of(recipes: Sequence[str | Path], grid: Sequence[Axis], variants: Sequ
     """Return the runs, recipe by recipe and variant by variant, the last axis changing fastest.
 
     Raises:
-        UserError: recipes or variants whose folders would have one name, or a key that is set twice.
+        UserError: recipes, variants or values whose folders would have one name, or a key that is set twice.
     """
     paths = [Path(recipe) for recipe in recipes]
     _refuse_twice(
         [path.stem for path in paths], "two recipes are named '{}': run folders take their names; rename a file"
     )
+    for path in paths:
+        if path.stem in _TAKEN:
+            raise UserError(f"{path}: a sweep keeps its own '{path.stem}' where this recipe's runs would go; rename it")
     _refuse_twice([axis.key for axis in grid], "--grid names '{}' twice; give all its values in one --grid")
     _refuse_twice(
         [variant.slug for variant in variants], "two variants would share the folder '{}'; give one another name"
@@ -128,7 +134,22 @@ def cells_of(recipes: Sequence[str | Path], grid: Sequence[Axis], variants: Sequ
             raise UserError(f"'{key}' is set by --grid and by the variant '{variant.name}'; leave it to one of them")
     combinations = list(itertools.product(*([(axis.key, value) for value in axis.values] for axis in grid)))
     each: Sequence[Variant | None] = variants or [None]
-    return [Cell(path, choices, variant) for path in paths for variant in each for choices in combinations]
+    cells = [Cell(path, choices, variant) for path in paths for variant in each for choices in combinations]
+    _refuse_shared_folders(cells)
+    return cells
+
+
+def _refuse_shared_folders(cells: Sequence[Cell]) -> None:
+    """Not every character of a value can stand in a path, so values that differ may look alike there."""
+    first: dict[str, Cell] = {}
+    for cell in cells:
+        other = first.setdefault(cell.name, cell)
+        if other is not cell:
+            one, two = (", ".join(each.overrides) for each in (other, cell))
+            raise UserError(
+                f"the runs with {one} and with {two} would share the folder '{cell.name}'; "
+                "give the values names of their own with --variant"
+            )
 
 
 def _refuse_twice(names: Sequence[str], message: str) -> None:

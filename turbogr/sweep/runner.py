@@ -20,13 +20,12 @@ from turbogr.config import Config, load_config
 from turbogr.data.store import Store
 from turbogr.errors import UserError
 from turbogr.machine import usable_cores
-from turbogr.sweep.grid import Cell
+from turbogr.sweep.grid import LOGS, Cell
 from turbogr.train.checkpoint import read_run_record
 from turbogr.train.run import resolve_against
 from turbogr.train.stopping import StopRequest
 from turbogr.train.summary import SUMMARY
 
-LOGS = "logs"
 TRAIN = [sys.executable, "-m", "turbogr", "train"]
 
 _POLL_SECONDS = 0.2
@@ -60,7 +59,6 @@ def sweep(
     skipped = len(cells) - len(waiting)
     if skipped:
         tell(f"{skipped} of {len(cells)} runs are finished already")
-    (out / LOGS).mkdir(parents=True, exist_ok=True)
     running: list[_Run] = []
     failed: dict[str, str] = {}
     number = skipped
@@ -91,7 +89,8 @@ def sweep(
 class _Run:
     def __init__(self, cell: Cell, data: Path, out: Path, overrides: Sequence[str], jobs: int) -> None:
         self.cell = cell
-        self.log = out / LOGS / f"{cell.name.replace('/', '-')}.log"
+        self.log = out / LOGS / f"{cell.name}.log"
+        self.log.parent.mkdir(parents=True, exist_ok=True)
         self._started = time.monotonic()
         command = [*TRAIN, str(cell.recipe), "--data", str(data)]
         command += ["--out", str(out / cell.name), "--resume"]
