@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -337,6 +338,28 @@ def test_no_mean_mixes_the_test_item_with_the_validation_item(recipe, data, tmp_
     assert rows[1]["mrr"] == f"{comparison.runs[2].metrics['mrr']:.4f}"
     assert [run["part"] for run in comparison.record()["runs"]] == ["test", "test", "valid"]
     assert "on the validation item" in comparison.plot()
+
+
+def test_a_published_recipe_can_choose_its_epoch_on_a_validation_item(tmp_path, capsys):
+    published = Path(__file__).parents[2] / "recipes" / "ml-1m" / "hstu.yaml"
+    data, out = tmp_path / "store", tmp_path / "sweep"
+    write_store(data, draw_histories(0, 60, 20, shortest=4), 20, split="leave-one-out")
+    settings = ["data.split=leave-two-out", "evaluate.every=2", "train.epochs=5", "train.tensorboard=false"]
+    assert sweep(published, data, out, *(part for setting in settings for part in ("--set", setting))) == 0
+    shown = capsys.readouterr().out
+    assert "the test item is ranked" in shown and "the epoch is chosen on the validation item" in shown
+
+    summary = json.loads((out / "hstu" / "summary.json").read_text())
+    records = [json.loads(line) for line in (out / "hstu" / "metrics.jsonl").read_text().splitlines()]
+    evaluations = [record for record in records if record["kind"] == "eval"]
+    assert {record["part"] for record in evaluations} == {"valid"} and summary["part"] == "test"
+    assert summary["step"] == max(evaluations, key=lambda record: record["hr@10"])["step"]
+    assert "leave-two-out" in summary["protocol"] and "the test item is ranked against all" in summary["protocol"]
+    assert main(["evaluate", str(out / "hstu"), "--part", "test"]) == 0
+    tested = json.loads((out / "hstu" / "evaluation.json").read_text())
+    assert next(iter(tested["parts"]["test"].values())) == summary["metrics"] and tested["step"] == summary["step"]
+    (run,) = json.loads((out / "sweep.json").read_text())["runs"]
+    assert run["metrics"] == summary["metrics"] and (run["part"], run["chosen_on"]) == ("test", "valid")
 
 
 def test_evaluations_on_another_part_before_a_resumption_do_not_count(recipe, data, tmp_path):
