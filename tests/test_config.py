@@ -11,6 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from turbogr.config import (
+    HARD_DELAY,
     Config,
     EvaluateConfig,
     OptimizerConfig,
@@ -240,6 +241,11 @@ def test_an_open_duration_follows_from_the_data(num_sequences):
             ["loss.sampler=mixture", "loss.shares=[0.5,0,0,0.5]", "pipeline.depth=100"],
             "pipeline.depth 100 draws batches earlier",
         ),
+        (
+            ["loss.sampler=mixture", "loss.shares=[0.5,0,0,0.5]", "pipeline.mode=semi_async", "pipeline.staleness=63"],
+            "pipeline.staleness 63 has 65 batches in flight and draws them earlier than hard negatives are known; "
+            "set it to 62 or less",
+        ),
     ],
 )
 def test_senseless_losses_name_the_remedy(overrides: list[str], message: str, tmp_path: Path) -> None:
@@ -247,3 +253,18 @@ def test_senseless_losses_name_the_remedy(overrides: list[str], message: str, tm
     recipe.write_text("model: {name: hstu}\n")
     with pytest.raises(UserError, match=re.escape(message)):
         load_config(recipe, overrides)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["pipeline.mode=semi_async", "pipeline.staleness=62"],
+        ["pipeline.mode=semi_async", "pipeline.staleness=63", "pipeline.depth=64"],
+        ["pipeline.mode=sync", "pipeline.staleness=100"],
+    ],
+)
+def test_hard_negatives_go_with_as_much_ahead_as_their_delay(overrides: list[str], tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("model: {name: hstu}\n")
+    config = load_config(recipe, ["loss.sampler=mixture", "loss.shares=[0.5,0,0,0.5]", *overrides])
+    assert all(config.pipeline.depth_on(num_ranks) <= HARD_DELAY for num_ranks in (1, 2))

@@ -340,7 +340,8 @@ class PipelineConfig:
     `mode` decides what look-ups in the item table see: in `sync` every earlier update; in `semi_async` all but those of
     the last `staleness` batches; in `exact_overlap` every earlier update again, with the same weights as `sync`, by
     holding back only the rows that consecutive batches share. `depth` is how many batches are in flight, from being
-    loaded to being learnt (unset: 1, nothing early, for `sync` on one rank, else 6).
+    loaded to being learnt (unset: 1, nothing early, for `sync` on one rank, else 6, and of `semi_async` staleness + 2
+    if that is more).
     """
 
     mode: Literal["sync", "semi_async", "exact_overlap"] = "sync"
@@ -360,7 +361,9 @@ class PipelineConfig:
         """Return how many batches are in flight on a number of ranks."""
         if self.depth is not None:
             return self.depth
-        return 1 if self.mode == "sync" and num_ranks == 1 else max(_DEPTH, self.staleness + 2)
+        if self.mode == "semi_async":
+            return max(_DEPTH, self.staleness + 2)
+        return 1 if self.mode == "sync" and num_ranks == 1 else _DEPTH
 
 
 @dataclass(frozen=True)
@@ -380,13 +383,24 @@ class Config:
         """Raise UserError for values that make no sense, alone or together."""
         for section in dataclasses.fields(self):
             getattr(self, section.name).check()
-        if self.loss.has_hard() and (self.pipeline.depth or 0) > HARD_DELAY:
-            raise UserError(
-                f"pipeline.depth {self.pipeline.depth} draws batches earlier than hard negatives are known; "
-                f"set it to {HARD_DELAY} or less, or the hard part of loss.shares to 0"
-            )
+        self._check_hard()
         if self.parallel.balance == "token-budget" and self.data.batch_tokens is None:
             raise UserError("parallel.balance 'token-budget' needs data.batch_tokens; set it, or choose 'reallocate'")
+
+    def _check_hard(self) -> None:
+        pipeline = self.pipeline
+        depth = pipeline.depth_on(1)  # of `sync` on many ranks it is larger, but never too large unless it is set
+        if not self.loss.has_hard() or depth <= HARD_DELAY:
+            return
+        if pipeline.depth is not None:
+            told, most = f"pipeline.depth {depth} draws batches", HARD_DELAY
+        else:
+            told = f"pipeline.staleness {pipeline.staleness} has {depth} batches in flight and draws them"
+            most = HARD_DELAY - 2
+        raise UserError(
+            f"{told} earlier than hard negatives are known; set it to {most} or less, "
+            "or the hard part of loss.shares to 0"
+        )
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
