@@ -194,19 +194,23 @@ def run(positions, count, budget):
     score = ops.sampled_softmax if budget is None else segmented_softmax
     loss = score(*some, **options, **({} if budget is None else {"budget_bytes": budget}))
     return torch.autograd.grad(loss.sum(), [queries, rows])
+ops.set_backend(sys.argv[1])
+positions = int(sys.argv[2])
 for count, budget in ((32, 1e6), (1024, 1e6), (32, 4e6), (1024, 4e6), (1024, None)):
-    run(64, count, budget)
+    run(16, count, budget)
     before = _resident_bytes("VmRSS")
     _reset_peak()
-    run(4096, count, budget)
-    print(_resident_bytes("VmHWM") - before - 4 * 4096 * count)
+    run(positions, count, budget)
+    print(_resident_bytes("VmHWM") - before - 4 * positions * count)
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the peak of memory from /proc")
-def test_the_peak_of_memory_is_flat_and_without_segments_it_is_not() -> None:
-    """1 MB makes segments, 4 MB hold a copy of all rows. What the ids themselves take is not counted."""
-    done = subprocess.run([sys.executable, "-c", PEAK], capture_output=True, check=True)
+@pytest.mark.parametrize(("backend", "positions"), [("cpu", 4096), ("reference", 512)])
+def test_the_peak_of_memory_is_flat_and_without_segments_it_is_not(backend: str, positions: int) -> None:
+    """1 MB makes segments, 4 MB hold a copy of all rows, over which only the compiled operator goes by itself. What the
+    ids themselves take is not counted."""
+    done = subprocess.run([sys.executable, "-c", PEAK, backend, str(positions)], capture_output=True, check=True)
     few, many, few_copied, many_copied, whole = (int(peak) / 2**20 for peak in done.stdout.split())
     assert many < few + 4 and many_copied < few_copied + 4, (few, many, few_copied, many_copied)
     assert whole > max(many, many_copied) + 8, (many, many_copied, whole)
@@ -219,6 +223,8 @@ def test_segments_follow_the_budget() -> None:
     assert segment_bounds((10, 99), (10, 8), 10_000, 1e9) == [0, 10]
     assert segment_bounds((0, 99), (0, 8), 10_000, 1e9) == [0]
     assert segment_bounds((10, 99), (10, 8), 50, 50 * 4 * 4 * 8 + 5 * 99 * 16) == [0, 5, 10], "rows come once"
+    budget = 50 * 4 * 4 * 8 + 5 * 99 * (16 + 4 * 4 * 8)
+    assert segment_bounds((10, 99), (10, 8), 50, budget, in_place=False) == [0, 5, 10], "but not their copies"
 
 
 def test_the_next_segment_comes_while_one_is_scored_and_never_into_its_place(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,8 @@ unit vectors while this one is scored, forward and backward; gradients go back a
 segments. So the memory of the device depends on the budget and not on the number of negatives, and the result is that
 of the loss in one piece up to the order of sums. On a CPU the device is the same memory, segments take turns, and the
 budget bounds what comes on top of the rows; and where it holds a copy of them all in the negatives' precision, nothing
-has to be brought: the operator goes over the rows itself, in portions.
+has to be brought: the compiled operator goes over the rows itself, in portions. The reference operator does not: it
+builds a vector for every pair of a position and a negative, so its segments are smaller.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ from torch import Tensor
 
 from turbogr.negatives.links import Link, Units, link_to
 from turbogr.ops import sampled_softmax, unique_rows
-from turbogr.ops.sampled_softmax import NORM_EPS, Precision
+from turbogr.ops.sampled_softmax import NORM_EPS, Precision, reads_rows_in_place
 from turbogr.ops.sampled_softmax.reference import unit
 
 _SLOTS = 2
 _BYTES_OF_PAIR = 16  # a negative's id and its place, and of a position its probability and a term of the sums
+_COPIES_OF_PAIR = 4  # the reference's vectors of the negatives, their gradient, and both laid out for a product
 _BYTES: dict[Precision, int] = {"fp32": 4, "fp16": 2, "int8": 1}
 _ROWS_AT_ONCE = 4096
 
@@ -73,8 +75,8 @@ def segmented_softmax(
     `rows` and ids may be in another memory than the queries. A segment is one group of positions at least, whatever
     the budget.
     """
-    copied = rows.numel() * _BYTES[precision]
-    if link is None and queries.device == rows.device and copied <= budget_bytes:
+    in_place, copied = reads_rows_in_place(queries), rows.numel() * _BYTES[precision]
+    if link is None and queries.device == rows.device and in_place and copied <= budget_bytes:
         return sampled_softmax(
             queries,
             rows,
@@ -87,26 +89,30 @@ def segmented_softmax(
             keep=False,
         )
     link = link_to(queries.device, rows.device, precision) if link is None else link
-    bounds = segment_bounds(negatives.shape, queries.shape, rows.shape[0], budget_bytes)
+    bounds = segment_bounds(negatives.shape, queries.shape, rows.shape[0], budget_bytes, in_place=in_place)
     problem = Problem(positives, negatives, groups, log_q, temperature, precision, bounds, link)
     loss: Tensor = _Segmented.apply(queries, rows, problem)  # type: ignore[no-untyped-call]
     return loss
 
 
-def segment_bounds(negatives: Sequence[int], queries: Sequence[int], num_rows: int, budget_bytes: float) -> list[int]:
+def segment_bounds(
+    negatives: Sequence[int], queries: Sequence[int], num_rows: int, budget_bytes: float, *, in_place: bool = True
+) -> list[int]:
     """Cut groups with `negatives` (G, n) and positions with `queries` (T, d) into segments: bounds of the groups.
 
     The budget holds the vectors of two segments and their gradients, no more rows than there are, and what is kept
-    for every pair of a position and a negative.
+    for every pair of a position and a negative: a few vectors too, unless rows are read `in_place`.
     """
     num_groups, num_negatives = negatives
     num_positions, width = queries
     members = num_positions / max(1, num_groups)
     row_bytes = 2 * _SLOTS * 4 * width
-    rows_of_group, pairs_of_group = num_negatives + members, max(1.0, num_negatives * members)
-    size = budget_bytes / (rows_of_group * row_bytes + pairs_of_group * _BYTES_OF_PAIR)
+    rows_of_group = num_negatives + members
+    pair_bytes = _BYTES_OF_PAIR + (0 if in_place else _COPIES_OF_PAIR * 4 * width)
+    pairs_bytes = max(1.0, num_negatives * members) * pair_bytes
+    size = budget_bytes / (rows_of_group * row_bytes + pairs_bytes)
     if size * rows_of_group > num_rows:
-        size = max(size, (budget_bytes - num_rows * row_bytes) / (pairs_of_group * _BYTES_OF_PAIR))
+        size = max(size, (budget_bytes - num_rows * row_bytes) / pairs_bytes)
     return [*range(0, num_groups, max(1, int(size))), num_groups]
 
 

@@ -61,5 +61,10 @@ def sampled_softmax(
     return out
 
 
+def reads_rows_in_place(queries: Tensor) -> bool:
+    """Whether the backend that serves these queries reads rows where they are; else it builds [T, n, d] of them."""
+    return registry.choose("sampled_softmax", queries.device, queries.dtype) is cpu.sampled_softmax
+
+
 registry.register_reference("sampled_softmax", reference.sampled_softmax)
 registry.register("sampled_softmax", registry.Backend("cpu", cpu.sampled_softmax, native.why_not))
