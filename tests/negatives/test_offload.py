@@ -216,6 +216,40 @@ def test_the_peak_of_memory_is_flat_and_without_segments_it_is_not(backend: str,
     assert whole > max(many, many_copied) + 8, (many, many_copied, whole)
 
 
+PEAK_SHARED = """
+import sys, torch
+from tests.negatives.batches import make_batch
+from turbogr import ops
+from turbogr.bench._training import _reset_peak, _resident_bytes
+from turbogr.config import LossConfig
+from turbogr.negatives import Objective
+torch.set_num_threads(1)
+ops.keep_freed_memory()
+for expansion, segment_mb in ((2, 2.0), (32, 2.0), (32, None)):
+    config = LossConfig(num_negatives=32, expansion=expansion, sharing="positions", segment_mb=segment_mb)
+    objective = Objective(config, 20_000, 0)
+    def run(length):
+        batch = make_batch([length] * 4, 20_000)
+        outputs, rows = torch.randn(4 * length, 16).requires_grad_(), torch.randn(20_000, 16).requires_grad_()
+        index = torch.cat([batch.targets.int(), objective.draw(batch, 0).flatten()])
+        before = _resident_bytes("VmRSS")
+        _reset_peak()
+        objective.loss(outputs, rows, index, torch.arange(20_000), batch, 0).sum().backward()
+        return _resident_bytes("VmHWM") - before
+    run(16)
+    print(run(1024))
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads the peak of memory from /proc")
+def test_what_positions_take_of_others_stays_in_the_budget() -> None:
+    """All ids, [4096, 32 * 32], would be 16 MB. The gradient of the rows, 1.3 MB, is counted."""
+    done = subprocess.run([sys.executable, "-c", PEAK_SHARED], capture_output=True, check=True)
+    few, many, whole = (int(peak) / 2**20 for peak in done.stdout.split())
+    assert many < few + 4, (few, many)
+    assert whole > many + 12, (many, whole)
+
+
 def test_segments_follow_the_budget() -> None:
     group = 100 * 4 * 4 * 8 + 99 * 16
     assert segment_bounds((10, 99), (10, 8), 10_000, 4 * group) == [0, 4, 8, 10]

@@ -19,12 +19,12 @@ from turbogr.negatives.hard import HardCache
 from turbogr.negatives.offload import segmented_softmax
 from turbogr.negatives.samplers import Counts, Request, log_probabilities, make_sampler
 from turbogr.negatives.sharing import (
+    SharedNegatives,
     choose_others,
     group_anchors,
     group_offsets,
     reused_logits_loss,
     sharing_seed,
-    with_others,
 )
 from turbogr.ops import sampled_softmax
 
@@ -73,11 +73,12 @@ class Objective:
         positives, negatives = index[:num_tokens], index[num_tokens:]
         groups = self._groups(batch)
         negatives = negatives.view(num_tokens if groups is None else groups.numel() - 1, -1)
+        counted: Tensor | SharedNegatives = negatives
         log_q = None if self.log_q is None else self.log_q.to(ids.device).index_select(0, ids)
         if config.expansion > 1 and groups is None:
             seed, more = sharing_seed(self.seed, step), (config.expansion - 1) * config.num_negatives
-            chosen = choose_others(batch.items.offsets, batch.events, config.num_negatives, more, seed)
             if config.sharing == "logits":
+                chosen = choose_others(batch.items.offsets, batch.events, config.num_negatives, more, seed)
                 return reused_logits_loss(
                     outputs,
                     rows,
@@ -88,7 +89,7 @@ class Objective:
                     log_q=log_q,
                     precision=config.precision,
                 )
-            negatives = with_others(negatives, positives, chosen)
+            counted = SharedNegatives(negatives, positives, batch.items.offsets, batch.events, more, seed)
         score: Callable[..., Tensor] = sampled_softmax
         if config.segment_mb is not None:
             score = partial(segmented_softmax, budget_bytes=config.segment_mb * 1e6)
@@ -96,7 +97,7 @@ class Objective:
             outputs,
             rows,
             positives,
-            negatives,
+            counted if config.segment_mb is not None else counted[:],
             temperature=config.temperature,
             log_q=log_q,
             groups=groups,

@@ -11,6 +11,7 @@ builds a vector for every pair of a position and a negative, so its segments are
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor
 
 from turbogr.negatives.links import Link, Units, link_to
+from turbogr.negatives.sharing import SharedNegatives
 from turbogr.ops import sampled_softmax, unique_rows
 from turbogr.ops.sampled_softmax import NORM_EPS, Precision, reads_rows_in_place
 from turbogr.ops.sampled_softmax.reference import unit
@@ -35,7 +37,7 @@ class Problem(NamedTuple):
     """Arguments of `sampled_softmax` that do not change from segment to segment, and how to move rows."""
 
     positives: Tensor
-    negatives: Tensor
+    negatives: Tensor | SharedNegatives
     groups: Tensor | None
     log_q: Tensor | None
     temperature: float
@@ -60,7 +62,7 @@ def segmented_softmax(
     queries: Tensor,
     rows: Tensor,
     positives: Tensor,
-    negatives: Tensor,
+    negatives: Tensor | SharedNegatives,
     *,
     temperature: float,
     log_q: Tensor | None,
@@ -72,16 +74,19 @@ def segmented_softmax(
     """Return what `sampled_softmax` does, with about `budget_bytes` on the queries' device besides the queries.
 
     Where that device is the host, rows are in its memory already and so are their gradients; these come on top.
+    Negatives that positions take of others are chosen segment by segment, or within the budget.
     `rows` and ids may be in another memory than the queries. A segment is one group of positions at least, whatever
     the budget.
     """
-    in_place, copied = reads_rows_in_place(queries), rows.numel() * _BYTES[precision]
-    if link is None and queries.device == rows.device and in_place and copied <= budget_bytes:
+    in_place, made = reads_rows_in_place(queries), rows.numel() * _BYTES[precision]
+    if isinstance(negatives, SharedNegatives):
+        made += math.prod(negatives.shape) * negatives.negatives.element_size()
+    if link is None and queries.device == rows.device and in_place and made <= budget_bytes:
         return sampled_softmax(
             queries,
             rows,
             positives,
-            negatives,
+            negatives[:],
             temperature=temperature,
             log_q=log_q,
             groups=groups,

@@ -21,6 +21,7 @@ from turbogr.ops.sampled_softmax.reference import narrowed, unit
 from turbogr.random import LARGEST_BOUND, derive_seed
 
 _POSITIONS_AT_ONCE = 1024
+_CHOICES_AT_ONCE = 2**14  # about 50 bytes each while they are made
 
 
 def group_offsets(offsets: Tensor, size: int) -> Tensor:
@@ -41,27 +42,53 @@ def group_anchors(groups: Tensor, size: int, targets: Tensor) -> Tensor:
     return targets[groups[:-1, None] + turn]
 
 
-def choose_others(offsets: Tensor, keys: Tensor, num_negatives: int, num_more: int, seed: int) -> Tensor:
-    """Choose, for every position, `num_more` of the negatives of its sequence's other positions.
+def choose_others(
+    offsets: Tensor, keys: Tensor, num_negatives: int, num_more: int, seed: int, part: slice = slice(None)
+) -> Tensor:
+    """Choose, for every position of a `part`, `num_more` of the negatives of its sequence's other positions.
 
     offsets [B + 1] and keys [T] name sequences and positions. Returns [T, num_more] int64 into the negatives
     [T, num_negatives] laid flat; -1 where a sequence has no other position.
     """
-    lengths = offsets.diff()
-    length = lengths.repeat_interleave(lengths)[:, None]
-    first = offsets[:-1].repeat_interleave(lengths)[:, None]
-    own = torch.arange(keys.numel(), device=keys.device)[:, None] - first
-    levels = random_integers(keys, seed, num_more, LARGEST_BOUND).long()
+    places = torch.arange(*part.indices(keys.numel()), device=keys.device)[:, None]
+    sequence = torch.searchsorted(offsets, places, right=True) - 1
+    first, length = offsets[sequence], offsets.diff()[sequence]
+    own = places - first
+    levels = random_integers(keys[part], seed, num_more, LARGEST_BOUND).long()
     chosen = levels * ((length - 1) * num_negatives) // LARGEST_BOUND
     other = (own + 1 + chosen // num_negatives) % length
     return torch.where(length > 1, (first + other) * num_negatives + chosen % num_negatives, -1)
 
 
-def with_others(negatives: Tensor, positives: Tensor, chosen: Tensor) -> Tensor:
-    """Append the chosen negatives to each position's own [T, n]; one that is missing becomes the positive, which the
-    loss leaves out."""
+def with_others(negatives: Tensor, positives: Tensor, chosen: Tensor, part: slice = slice(None)) -> Tensor:
+    """Append what the positions of a `part` have chosen of all negatives [T, n] to their own; one that is missing
+    becomes the positive, which the loss leaves out."""
     taken = negatives.flatten()[chosen.clamp(min=0)]
-    return torch.cat([negatives, torch.where(chosen < 0, positives[:, None], taken)], dim=1)
+    return torch.cat([negatives[part], torch.where(chosen < 0, positives[part, None], taken)], dim=1)
+
+
+class SharedNegatives:
+    """[T, num_negatives + num_more]: each position's own negatives and those it takes of others.
+
+    They are chosen for the positions that are asked for, a few at a time, so that they need not all be there at once.
+    """
+
+    def __init__(
+        self, negatives: Tensor, positives: Tensor, offsets: Tensor, keys: Tensor, num_more: int, seed: int
+    ) -> None:
+        self.negatives, self.positives, self.offsets, self.keys = negatives, positives, offsets, keys
+        self.num_more, self.seed = num_more, seed
+        self.shape = negatives.shape[0], negatives.shape[1] + num_more
+
+    def __getitem__(self, part: slice) -> Tensor:
+        first, last, _ = part.indices(self.shape[0])
+        found = self.negatives.new_empty(max(0, last - first), self.shape[1])
+        at_once = max(1, _CHOICES_AT_ONCE // self.shape[1])
+        for begin in range(first, last, at_once):
+            some = slice(begin, min(begin + at_once, last))
+            chosen = choose_others(self.offsets, self.keys, self.negatives.shape[1], self.num_more, self.seed, some)
+            found[begin - first : some.stop - first] = with_others(self.negatives, self.positives, chosen, some)
+        return found
 
 
 def reused_logits_loss(
