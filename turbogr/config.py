@@ -117,7 +117,8 @@ class LossConfig:
     many together, `positions` adds negatives of the sequence's other positions, `logits` adds those positions' logits.
 
     `precision` is that of the negatives' vectors. `segment_mb` computes the loss in segments of positions that take
-    about so many megabytes besides the rows, however many negatives there are (unset: in one piece).
+    about so many megabytes besides the rows, however many negatives there are (unset: in one piece); beside a single
+    accelerator the item table then lives in host memory.
     """
 
     num_negatives: int = 128

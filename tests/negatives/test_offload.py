@@ -153,10 +153,12 @@ class CountingLink(DirectLink):
     def __init__(self) -> None:
         self.largest, self.brought, self.returned = 0, 0, 0
 
-    def bring(self, units: Units, ids: Tensor, exact: Tensor, buffer: Tensor, after: Any) -> None:
+    def bring(
+        self, units: Units, ids: Tensor, exact: Tensor, buffer: Tensor, after: Any, beside: Sequence[Tensor] = ()
+    ) -> list[Tensor]:
         self.largest = max(self.largest, buffer.untyped_storage().nbytes())
         self.brought += 1
-        super().bring(units, ids, exact, buffer, after)
+        return super().bring(units, ids, exact, buffer, after, beside)
 
     def return_(self, gradient: Tensor, ids: Tensor, total: Tensor, after: Any) -> None:
         self.returned += 1
@@ -332,7 +334,7 @@ def test_an_accelerator_copies_on_a_stream_of_its_own(monkeypatch: pytest.Monkey
     units, ids = Units(rows, rows.norm(dim=1).reciprocal()), torch.tensor([0, 2, 4])
     buffer = torch.zeros(3, 4)
     link.bring(units, ids, torch.tensor([1]), buffer, mark)
-    assert told == ["copies wait for event of main", "enter", "exit", "synchronize"]
+    assert told == ["copies wait for event of main", "enter", "exit", "enter", "exit", "synchronize"]
     torch.testing.assert_close(buffer, torch.nn.functional.normalize(rows[ids]), rtol=1e-3, atol=1e-3)
     told.clear()
     total = torch.ones(5, 4)

@@ -136,7 +136,7 @@ def test_a_draw_depends_on_the_event_and_not_on_who_draws_it(name: str) -> None:
     batch = make_batch([7, 1, 4, 3], NUM_ITEMS)
     whole = objective.draw(batch, FIRST)
     assert not torch.equal(whole, objective.draw(batch, FIRST + 1))
-    groups = objective._groups(batch)
+    groups = objective._groups(batch.items.offsets)
     for sequences in ([0, 2], [3, 1], [2]):
         part, chosen = part_of(batch, sequences)
         rows = chosen

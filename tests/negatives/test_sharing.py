@@ -84,7 +84,7 @@ def definition(
         return queries[query] @ table[item] / config.temperature - bias[item]
 
     more = (config.expansion - 1) * config.num_negatives
-    groups = objective._groups(batch)
+    groups = objective._groups(batch.items.offsets)
     chosen = None
     if groups is None and more:
         chosen = choose_others(offsets, batch.events, config.num_negatives, more, sharing_seed(objective.seed, step))

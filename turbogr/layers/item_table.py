@@ -34,6 +34,10 @@ class WorkingSet:
     late: Callable[[], object] | None = field(default=None, kw_only=True)
     early: Callable[[Tensor], None] | None = field(default=None, kw_only=True)
 
+    def for_inputs(self, count: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Return rows on a device and the places in them of the first `count` requested ids."""
+        return on_device(self.rows, self.index[:count], device)
+
     def for_loss(self) -> Tensor:
         """Return `rows` when all of them are there; what the loss uses must be this."""
         if self.late is not None:
@@ -216,6 +220,15 @@ class ItemTable:
         chosen = request.ids[mine]
         count = [chosen.numel()]
         return Request(chosen, request.index, chosen, count, count)
+
+
+def on_device(rows: Tensor, index: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return rows and places `index` [n] in them on a device; where rows are elsewhere, a copy of those alone that are
+    used."""
+    if rows.device == device:
+        return rows, index.to(device)
+    used, places = unique_rows(index.to(rows.device).contiguous(), rows.shape[0])
+    return rows.index_select(0, used).to(device), places.to(device)
 
 
 def gradient_of(rows: Tensor) -> Tensor:

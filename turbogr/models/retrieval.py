@@ -75,8 +75,9 @@ class RetrievalModel(nn.Module):
 
         `seed` decides what is dropped; without it nothing is.
         """
-        inputs, candidates = fetched.index[: batch.num_tokens], fetched.index[batch.num_tokens :]
-        outputs = self.encode(fetched.rows, inputs, batch, seed=seed)
+        candidates = fetched.index[batch.num_tokens :]
+        rows, inputs = fetched.for_inputs(batch.num_tokens, batch.items.values.device)
+        outputs = self.encode(rows, inputs, batch, seed=seed)
         return objective.loss(outputs, fetched.for_loss(), candidates, fetched.ids, batch, step)
 
     def encode(self, rows: Tensor, index: Tensor, batch: Batch, *, seed: int | None = None) -> Tensor:

@@ -41,10 +41,13 @@ class Link(Protocol):
         """Return a mark of all that the calling thread has asked of the device so far."""
         ...
 
-    def bring(self, units: Units, ids: Tensor, exact: Tensor, buffer: Tensor, after: Any) -> None:
+    def bring(
+        self, units: Units, ids: Tensor, exact: Tensor, buffer: Tensor, after: Any, beside: Sequence[Tensor] = ()
+    ) -> list[Tensor]:
         """Write the unit vectors of `ids` to `buffer` [n, d] on the device, once it has passed the mark `after`.
 
         They are there when this returns. Those at the places `exact`, which may name one twice, must not be rounded.
+        Small tensors may travel `beside` them; they are returned as they are on the device.
         """
         ...
 
@@ -61,8 +64,11 @@ class DirectLink:
     def mark(self) -> None:
         return None
 
-    def bring(self, units: Units, ids: Tensor, exact: Tensor, buffer: Tensor, after: Any) -> None:
+    def bring(
+        self, units: Units, ids: Tensor, exact: Tensor, buffer: Tensor, after: Any, beside: Sequence[Tensor] = ()
+    ) -> list[Tensor]:
         units.select(ids, buffer)
+        return list(beside)
 
     def return_(self, gradient: Tensor, ids: Tensor, total: Tensor, after: Any) -> None:
         total.index_add_(0, ids, gradient)
@@ -128,7 +134,9 @@ class StagedLink:
     def mark(self) -> Any:
         return self.engine.mark()
 
-    def bring(self, units: Units, ids: Tensor, exact: Tensor, buffer: Tensor, after: Any) -> None:
+    def bring(
+        self, units: Units, ids: Tensor, exact: Tensor, buffer: Tensor, after: Any, beside: Sequence[Tensor] = ()
+    ) -> list[Tensor]:
         vectors = torch.empty(buffer.shape, dtype=buffer.dtype)
         units.select(ids, vectors)
         self.engine.follow(after)
@@ -147,7 +155,11 @@ class StagedLink:
                 buffer.index_copy_(0, at, whole)
 
             self.engine.post(widen)
+        # Made after the mark, so in memory of earlier segments that the device has done with.
+        small, arrived = [self._stage(tensor) for tensor in beside], list[Tensor]()
+        self.engine.post(lambda: arrived.extend(part.to(buffer.device, non_blocking=True) for part in small))
         self.engine.finish()
+        return arrived
 
     def return_(self, gradient: Tensor, ids: Tensor, total: Tensor, after: Any) -> None:
         staged = self.engine.pinned(gradient.shape, gradient.dtype)

@@ -57,7 +57,7 @@ class Objective:
         """
         assert batch.targets is not None
         keys, anchors = batch.events, batch.targets[:, None]
-        groups = self._groups(batch)
+        groups = self._groups(batch.items.offsets)
         if groups is not None:
             keys = keys[groups[:-1]]
             anchors = group_anchors(groups, self.config.expansion, batch.targets)
@@ -67,18 +67,20 @@ class Objective:
         """Return the loss of every position, [T], from its output vector [T, d].
 
         `rows` [R, d] are the vectors of the items `ids` [R], and `index` places the targets [T] and what `draw`
-        returned, laid flat, in them.
+        returned, laid flat, in them. These three may be in host memory beside outputs on an accelerator, where the loss
+        is computed in segments.
         """
         config, num_tokens = self.config, batch.num_tokens
         positives, negatives = index[:num_tokens], index[num_tokens:]
-        groups = self._groups(batch)
+        offsets, keys = batch.items.offsets.to(ids.device), batch.events.to(ids.device)
+        groups = self._groups(offsets)
         negatives = negatives.view(num_tokens if groups is None else groups.numel() - 1, -1)
         counted: Tensor | SharedNegatives = negatives
         log_q = None if self.log_q is None else self.log_q.to(ids.device).index_select(0, ids)
         if config.expansion > 1 and groups is None:
             seed, more = sharing_seed(self.seed, step), (config.expansion - 1) * config.num_negatives
             if config.sharing == "logits":
-                chosen = choose_others(batch.items.offsets, batch.events, config.num_negatives, more, seed)
+                chosen = choose_others(offsets, keys, config.num_negatives, more, seed)
                 return reused_logits_loss(
                     outputs,
                     rows,
@@ -89,7 +91,7 @@ class Objective:
                     log_q=log_q,
                     precision=config.precision,
                 )
-            counted = SharedNegatives(negatives, positives, batch.items.offsets, batch.events, more, seed)
+            counted = SharedNegatives(negatives, positives, offsets, keys, more, seed)
         score: Callable[..., Tensor] = sampled_softmax
         if config.segment_mb is not None:
             score = partial(segmented_softmax, budget_bytes=config.segment_mb * 1e6)
@@ -104,10 +106,10 @@ class Objective:
             precision=config.precision,
         )
 
-    def _groups(self, batch: Batch) -> Tensor | None:
+    def _groups(self, offsets: Tensor) -> Tensor | None:
         if self.config.sharing != "group" or self.config.expansion == 1:
             return None
-        return group_offsets(batch.items.offsets, self.config.expansion)
+        return group_offsets(offsets, self.config.expansion)
 
     def state(self) -> dict[str, Tensor]:
         """Every tensor that a checkpoint must hold; most objectives have none."""

@@ -56,6 +56,7 @@ class Segment(NamedTuple):
     positives: Tensor
     negatives: Tensor
     groups: Tensor | None
+    log_q: Tensor | None
 
 
 def segmented_softmax(
@@ -153,7 +154,6 @@ class _Segmented(torch.autograd.Function):
 
 
 def _score(problem: Problem, segment: Segment, queries: Tensor, vectors: Tensor) -> Tensor:
-    device = vectors.device
     return sampled_softmax(
         unit(queries),
         vectors,
@@ -161,7 +161,7 @@ def _score(problem: Problem, segment: Segment, queries: Tensor, vectors: Tensor)
         segment.negatives,
         temperature=problem.temperature,
         normalize=False,
-        log_q=None if problem.log_q is None else problem.log_q.index_select(0, segment.ids).to(device),
+        log_q=segment.log_q,
         groups=segment.groups,
         precision=problem.precision,
     )
@@ -226,17 +226,18 @@ class _Segments:
         self._returning = self._pool.submit(self.link.return_, *job)
 
     def _bring(self, first: int, last: int, buffer: Tensor, after: Any) -> Segment:
-        problem, device = self.problem, buffer.device
+        problem = self.problem
         groups, begin, end = problem.groups, first, last
         if groups is not None:
             begin, end = int(groups[first]), int(groups[last])
-            groups = (groups[first : last + 1] - begin).to(device)
+            groups = groups[first : last + 1] - begin
         negatives = problem.negatives[first:last]
         pieces = [problem.positives[begin:end].contiguous(), negatives.contiguous()]
         ids, index = unique_rows(pieces, self.units.rows.shape[0])
-        vectors = buffer[: ids.numel()]
-        self.link.bring(self.units, ids, index[: end - begin], vectors, after)
-        index = index.to(device)
-        return Segment(
-            begin, end, ids, vectors, index[: end - begin], index[end - begin :].view(negatives.shape), groups
-        )
+        log_q = None if problem.log_q is None else problem.log_q.index_select(0, ids)
+        vectors, small = buffer[: ids.numel()], [index, groups, log_q]
+        beside = [tensor for tensor in small if tensor is not None]
+        index, *rest = self.link.bring(self.units, ids, index[: end - begin], vectors, after, beside)
+        groups, log_q = (None if tensor is None else rest.pop(0) for tensor in (groups, log_q))
+        positives, places = index[: end - begin], index[end - begin :].view(negatives.shape)
+        return Segment(begin, end, ids, vectors, positives, places, groups, log_q)

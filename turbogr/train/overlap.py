@@ -115,7 +115,7 @@ class Serial:
         with closing(loader.batches(lambda batch, ahead: self.stepper.draw_ahead(batch, first + ahead))) as batches:
             for step in range(first, first + _num_left(loader, limit)):
                 started = time.perf_counter()
-                batch = next(batches).to(self.stepper.device)
+                batch = self.stepper.place(next(batches))
                 self.idle += time.perf_counter() - started
                 yield Flight(step, batch, loader.state_dict())
         loader.load_state_dict(loader.state_dict())

@@ -49,7 +49,8 @@ class Measured(NamedTuple):
 class Stepper:
     """The model, its item table, and what changes them; the config must be resolved.
 
-    `counts` tells how often items occur in the training events, for samplers that go by it.
+    `counts` tells how often items occur in the training events, for samplers that go by it. `home` is where the table
+    lives: on the device, or in host memory if the loss is computed in segments.
     """
 
     def __init__(
@@ -57,13 +58,17 @@ class Stepper:
     ) -> None:
         assert config.model.dim is not None, "resolve the config first"
         self.config, self.device, self.mesh = config, device, mesh
+        # Rows that pass through an accelerator in segments live beside it. Shards stay with their rank's device, which
+        # is what exchanges them.
+        offloads = config.loss.segment_mb is not None and mesh.world.size == 1
+        self.home = torch.device("cpu") if offloads else device
         seed = config.train.seed
         self.model = RetrievalModel(config.model, recompute=config.train.recompute)
         self.model.reset_parameters(torch.Generator().manual_seed(derive_seed(seed, 0)))
         self.model.to(device)
         self.table: Table
         if mesh.world.size == 1:
-            self.table = ItemTable(num_items, config.model.dim, device=device)
+            self.table = ItemTable(num_items, config.model.dim, device=self.home)
         else:
             self.table = ShardedTable(num_items, config.model.dim, mesh, device=device, precision=config.parallel.wire)
         self.table.reset_parameters(derive_seed(seed, _TABLE_SITE))
@@ -74,12 +79,18 @@ class Stepper:
 
     def ids(self, batch: Batch, step: int) -> list[Tensor]:
         """Draw the negatives of a batch, unless that has been done, and return every item that its loss needs."""
+        batch = batch.to(self.home)
         drawn = self.objective.draw(batch, step) if batch.negatives is None else batch.negatives
         return self.model.ids(batch, drawn)
 
     def draw_ahead(self, batch: Batch, step: int) -> Batch:
         """Return the batch with its negatives, which may be drawn some steps early and on any thread."""
         return dataclasses.replace(batch, negatives=self.objective.draw(batch, step))
+
+    def place(self, batch: Batch) -> Batch:
+        """Return the batch on the device, but its negatives where the table is."""
+        negatives = None if batch.negatives is None else batch.negatives.to(self.home)
+        return dataclasses.replace(dataclasses.replace(batch, negatives=None).to(self.device), negatives=negatives)
 
     def fetch(self, batch: Batch, step: int) -> WorkingSet:
         """Draw the negatives of a batch and fetch every row that its loss needs."""
@@ -120,7 +131,7 @@ class Stepper:
         finite below the square root of the largest number only.
         """
         dense = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
-        norms = [torch.nn.utils.get_total_norm(dense), torch.linalg.vector_norm(row_grad)]
+        norms = [torch.nn.utils.get_total_norm(dense), torch.linalg.vector_norm(row_grad).to(loss.device)]
         mine = torch.stack([loss, *norms]).double().cpu()
         everyone = self.mesh.world.gather(torch.cat([mine, mine.new_tensor([signal, rows_read, rows_shared])]))
         row_norm = torch.linalg.vector_norm(everyone[: self.mesh.members if summed else None, 2])
@@ -145,9 +156,9 @@ class Stepper:
         """Scale all gradients down if their norm is too large."""
         clip_norm = self.config.optimizer.clip_norm
         if clip_norm is not None:
-            norm = torch.tensor(grad_norm, dtype=torch.float32, device=self.device)
+            norm = torch.full((), grad_norm, dtype=torch.float32, device=self.device)
             torch.nn.utils.clip_grads_with_norm_(self.model.parameters(), clip_norm, norm)
-            rows.grad.mul_((clip_norm / (norm + 1e-6)).clamp(max=1.0))
+            rows.grad.mul_((clip_norm / (norm + 1e-6)).clamp(max=1.0).to(rows.grad.device))
 
     def update_dense(self, factor: float) -> None:
         """Update the dense parameters with `factor` times their learning rate."""

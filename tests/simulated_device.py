@@ -1,0 +1,142 @@
+"""An accelerator that is not there: tensors that compute like those of a CPU and mix with them no more than a GPU's do.
+
+It goes by the name of "meta", the one device besides the CPU that every build of PyTorch can run autograd on.
+Operations on both memories at once raise, but for copies between them and for single numbers of the host. `MEMORY`
+counts the bytes that are on it; `SimulatedEngine` is its engine for copies.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map
+
+DEVICE = torch.device("meta")
+_COPIES = ("aten::_to_copy", "aten::copy_")
+
+
+class _Memory:
+    """Bytes by the storages that live tensors share."""
+
+    def __init__(self) -> None:
+        self.users: dict[int, int] = {}
+        self.live = self.peak = 0
+        self._lock = threading.RLock()
+
+    def add(self, wrapper: Tensor, inner: Tensor) -> None:
+        storage = inner.untyped_storage()
+        key, size = storage.data_ptr(), storage.nbytes()
+        with self._lock:
+            self.users[key] = self.users.get(key, 0) + 1
+            self.live += size if self.users[key] == 1 else 0
+            self.peak = max(self.peak, self.live)
+        weakref.finalize(wrapper, self._remove, key, size)
+
+    def _remove(self, key: int, size: int) -> None:
+        with self._lock:
+            self.users[key] -= 1
+            self.live -= 0 if self.users[key] else size
+
+
+MEMORY = _Memory()
+
+
+class OnDevice(Tensor):
+    """A tensor of the simulated device; `inner` holds its numbers."""
+
+    inner: Tensor
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @staticmethod
+    def __new__(cls, inner: Tensor) -> OnDevice:
+        made: OnDevice = torch.Tensor._make_wrapper_subclass(
+            cls,
+            inner.shape,
+            strides=inner.stride(),
+            storage_offset=inner.storage_offset(),
+            dtype=inner.dtype,
+            device=DEVICE,
+        )
+        made.inner = inner
+        MEMORY.add(made, inner)
+        return made
+
+    def __repr__(self) -> str:
+        return f"OnDevice({self.inner})"
+
+    def tolist(self) -> Any:
+        return self.inner.tolist()
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _run(func, args, kwargs or {})
+
+
+def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Do an operation on the numbers inside, and put results where they belong."""
+    tensors = [value for value in tree_flatten((args, kwargs))[0] if isinstance(value, Tensor)]
+    there = any(isinstance(tensor, OnDevice) for tensor in tensors)
+    device = kwargs.get("device")
+    if device is not None:
+        there = torch.device(device) == DEVICE
+        kwargs = {**kwargs, "device": torch.device("cpu")}
+    name = func._schema.name
+    if there and name not in _COPIES:
+        strangers = [tensor for tensor in tensors if not isinstance(tensor, OnDevice) and tensor.dim()]
+        assert not strangers, f"{name} mixes memories: {[tuple(tensor.shape) for tensor in tensors]}"
+    if name == "aten::copy_":
+        there = isinstance(args[0], OnDevice)
+    wrappers = {id(tensor.inner): tensor for tensor in tensors if isinstance(tensor, OnDevice)}
+    args, kwargs = tree_map(lambda value: value.inner if isinstance(value, OnDevice) else value, (args, kwargs))
+
+    def wrap(value: Any) -> Any:
+        if not there or not isinstance(value, Tensor):
+            return value
+        return wrappers[id(value)] if id(value) in wrappers else OnDevice(value)
+
+    result = func(*args, **kwargs)
+    return tree_map(wrap, result)
+
+
+class SimulatedDevice(TorchDispatchMode):
+    """Inside this context "meta" is the simulated device, for the thread that entered it."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _run(func, args, kwargs or {})
+
+
+class SimulatedEngine:
+    """Copies are made when they are waited for; counts them and the bytes that pass through pinned memory."""
+
+    posts = 0
+    pinned_bytes = 0
+
+    def __init__(self, device: torch.device) -> None:
+        assert device == DEVICE
+        self.device, self._posted = device, list[Callable[[], object]]()
+
+    def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        room = torch.zeros(shape, dtype=dtype)
+        SimulatedEngine.pinned_bytes += room.nbytes
+        return room.fill_(float("nan")) if dtype.is_floating_point else room
+
+    def mark(self) -> None:
+        return None
+
+    def follow(self, mark: None) -> None:
+        pass
+
+    def post(self, work: Callable[[], object]) -> None:
+        SimulatedEngine.posts += 1
+        self._posted.append(work)
+
+    def finish(self) -> None:
+        with SimulatedDevice():
+            while self._posted:
+                self._posted.pop(0)()
