@@ -54,8 +54,11 @@ def test_figures_are_the_worst_over_the_lengths() -> None:
 def test_it_runs_and_records() -> None:
     settings = ["negatives=8", "lengths=6", "tokens=12", "items=30", "dim=8", f"ways=['{PLAIN}', shared, all together]"]
     record, result = run_benchmark("negatives", [*settings, "repeats=1", "threads=1"])
-    assert set(record.figures) == {"memory_saving_8", "step_ratio_8", "speedup_8"}
-    assert len(result.tables) == 1 and len(result.tables[0].rows) == 3
+    rounding = {"kernel_rounding_ms", "kernel_rounding_mib", "shadow_ms", "shadow_mib"}
+    assert set(record.figures) == {"memory_saving_8", "step_ratio_8", "speedup_8", *rounding}
+    assert len(result.tables) == 2 and len(result.tables[0].rows) == 3
+    # Rows of the catalogue, all of which are drawn, in fp16: a copy of them, and with a shadow twice.
+    assert record.figures["shadow_mib"] > record.figures["kernel_rounding_mib"] > 0
     assert set(result.plots) == {"time", "memory"}
 
 

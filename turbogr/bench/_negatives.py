@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import NamedTuple
@@ -20,6 +20,8 @@ from turbogr.data.batching import Batch
 from turbogr.layers.item_table import ItemTable
 from turbogr.models import RetrievalModel
 from turbogr.negatives import Objective
+from turbogr.ops.sampled_softmax import Precision
+from turbogr.ops.sampled_softmax.reference import unit
 from turbogr.train.calibration import made_up_batch
 
 PLAIN = "plain gather"
@@ -70,6 +72,66 @@ def measure_in_child(case: Case) -> Measured:
     context.set_forkserver_preload([__name__])
     with ProcessPoolExecutor(1, mp_context=context) as pool:
         return pool.submit(measure, case).result()
+
+
+class Rounding(NamedTuple):
+    """What fp16 negatives add to a step, in seconds and bytes: rounded in the kernel, or read from a shadow table."""
+
+    kernel_seconds: float
+    kernel_bytes: int
+    shadow_seconds: float
+    shadow_bytes: int
+
+
+def measure_rounding_in_child(case: Case) -> Rounding:
+    """Measure what fp16 negatives add to a step of a case, in a fresh process."""
+    context = get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    with ProcessPoolExecutor(1, mp_context=context) as pool:
+        return pool.submit(measure_rounding, case).result()
+
+
+def measure_rounding(case: Case) -> Rounding:
+    """Compare the kernel's copy of a step's rows with gathering them from a shadow and updating that after the step.
+
+    The kernel scales and rounds every row that it is given, so on a single position the forward in fp16 takes longer
+    than in fp32 by just that. A shadow's rows have to be rounded too, which counts as much, and are put into it and
+    gathered from it. Both ways need the fp32 rows as well, for targets and gradients.
+    """
+    torch.set_num_threads(case.threads)
+    batch = made_up_batch(torch.full((max(1, case.num_tokens // case.length),), case.length).numpy(), case.num_items)
+    table = ItemTable(case.num_items, case.dim)
+    table.reset_parameters(0)
+    drawn = Objective(LossConfig(num_negatives=case.num_negatives), case.num_items, 0).draw(batch, 0)
+    fetched = table.fetch([batch.items.values, drawn])
+    rows, shadow = fetched.rows.detach(), unit(table.weight).half()
+    rounded = shadow.index_select(0, fetched.ids)
+
+    def score(precision: Precision) -> Tensor:
+        one = torch.zeros(1, dtype=torch.int32)
+        return ops.sampled_softmax(rows[:1], rows, one, one[:, None], temperature=0.05, precision=precision)
+
+    def keep_in_step() -> Tensor:
+        shadow.index_copy_(0, fetched.ids, rounded)
+        return shadow.index_select(0, fetched.ids)
+
+    works: list[Callable[[], Tensor]] = [lambda: score("fp32"), lambda: score("fp16"), keep_in_step]
+    fp32, fp16, moving = _fastest(works, 3 * case.repeats)
+    rounding = max(0.0, fp16 - fp32)
+    copied = rows.numel() * shadow.element_size()
+    return Rounding(rounding, copied, rounding + moving, copied + shadow.nbytes)
+
+
+def _fastest(works: Sequence[Callable[[], object]], repeats: int) -> list[float]:
+    """Seconds of the fastest run of each, in turn, after one that does not count."""
+    best = [math.inf] * len(works)
+    for number in range(repeats + 1):
+        for place, work in enumerate(works):
+            started = time.perf_counter()
+            work()
+            if number:
+                best[place] = min(best[place], time.perf_counter() - started)
+    return best
 
 
 def measure(case: Case) -> Measured:

@@ -4,7 +4,7 @@ Plain gather is what the public code does: the vectors of all negatives of all p
 others fetch distinct rows and use the compiled operator: in one piece, with negatives in fp16 or int8, in segments of
 16 MB, with 64 drawn for a position and the rest shared, and fp16, segments and sharing together. A measurement runs
 from ids to the gradients of queries and rows, in a process of its own; the rest of a step is that of an HSTU of two
-blocks.
+blocks. Rounding to fp16 in the kernel is also compared with a shadow of the table that is kept in step.
 """
 
 from __future__ import annotations
@@ -14,7 +14,16 @@ from typing import Any
 
 import torch
 
-from turbogr.bench._negatives import MODEL, PLAIN, WAYS, Case, Measured, measure_in_child
+from turbogr.bench._negatives import (
+    MODEL,
+    PLAIN,
+    WAYS,
+    Case,
+    Measured,
+    Rounding,
+    measure_in_child,
+    measure_rounding_in_child,
+)
 from turbogr.bench.record import Cell, Result, Table
 from turbogr.errors import UserError
 from turbogr.machine import memory_bytes
@@ -43,7 +52,8 @@ def run(settings: Mapping[str, Any]) -> Result:
     """Measure every way; figures are the worst over the lengths.
 
     `memory_saving_N` and `step_ratio_N` compare everything together with plain gather at N negatives that count,
-    `speedup_N` compares sharing with it; of the loss alone, but for the step's ratio.
+    `speedup_N` compares sharing with it; of the loss alone, but for the step's ratio. `kernel_rounding_*` and
+    `shadow_*` are what fp16 negatives add to a step, at the most negatives and the first length.
 
     Raises:
         UserError: an unknown way, or fewer than two negatives.
@@ -66,13 +76,34 @@ def run(settings: Mapping[str, Any]) -> Result:
                     notes.append(note)
                     continue
                 found[way, count, length] = measure_in_child(Case(way, count, *sizes))
+    count, length = max(settings["negatives"]), settings["lengths"][0]
+    sizes = (length, settings["tokens"], settings["items"], settings["dim"], settings["repeats"], threads)
+    rounding = measure_rounding_in_child(Case("fp16", count, *sizes))
     tables = [_table(length, settings, found, models[length]) for length in settings["lengths"]]
+    tables.append(_rounding_table(count, rounding))
     title = f"The loss of {settings['tokens']:,} positions, d {settings['dim']}"
     plots = {
         "time": _plot(f"{title}: time", "milliseconds", 1e3, 0, settings, found),
         "memory": _plot(f"{title}: memory", "MiB", 2**-20, 1, settings, found),
     }
-    return Result(figures(settings["negatives"], settings["lengths"], found, models), tables, plots, notes)
+    compared = figures(settings["negatives"], settings["lengths"], found, models)
+    return Result({**compared, **rounding_figures(rounding)}, tables, plots, notes)
+
+
+def rounding_figures(rounding: Rounding) -> dict[str, float]:
+    """Milliseconds and MiB that fp16 negatives add to a step."""
+    return {
+        "kernel_rounding_ms": 1e3 * rounding.kernel_seconds,
+        "kernel_rounding_mib": rounding.kernel_bytes / 2**20,
+        "shadow_ms": 1e3 * rounding.shadow_seconds,
+        "shadow_mib": rounding.shadow_bytes / 2**20,
+    }
+
+
+def _rounding_table(num_negatives: int, rounding: Rounding) -> Table:
+    values = list(rounding_figures(rounding).values())
+    rows: list[list[Cell]] = [["rounded in the kernel", *values[:2]], ["shadow kept in step", *values[2:]]]
+    return Table(f"What fp16 adds to a step of {num_negatives:,} negatives", ["way", "ms", "MiB"], rows)
 
 
 def figures(
