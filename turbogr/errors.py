@@ -10,8 +10,10 @@ class UserError(ValueError):
     """A mistake in the user's input; the message names the value, the place and the remedy.
 
     The command line prints the message alone and exits with status 2; anything else that is raised is our bug
-    and keeps its traceback.
+    and keeps its traceback. `stage` is that of a training step in which it was met, once the message names it.
     """
+
+    stage: str | None = None
 
 
 class ToldElsewhere(UserError):

@@ -40,7 +40,7 @@ from turbogr.parallel.sharded_table import ShardedTable
 from turbogr.train.lanes import upload
 from turbogr.train.step import Measured, Stepper
 from turbogr.train.timeline import Timeline
-from turbogr.train.workers import Job, Threaded, Worker
+from turbogr.train.workers import Job, Threaded, Worker, stage
 
 MakeWorker = Callable[[str, torch.device, Timeline], Worker]
 _UpdateRows = Callable[[RowGradients], None]
@@ -115,7 +115,8 @@ class Serial:
         with closing(loader.batches(lambda batch, ahead: self.stepper.draw_ahead(batch, first + ahead))) as batches:
             for step in range(first, first + _num_left(loader, limit)):
                 started = time.perf_counter()
-                batch = self.stepper.place(next(batches))
+                with stage("load", step):
+                    batch = self.stepper.place(next(batches))
                 self.idle += time.perf_counter() - started
                 yield Flight(step, batch, loader.state_dict())
         loader.load_state_dict(loader.state_dict())
@@ -189,10 +190,10 @@ class Pipelined(Serial):
         self._fronts: dict[int, Job] = {}
         self._first = self._end = 0
 
-    def _table_for(self, stage: str) -> Table:
+    def _table_for(self, name: str) -> Table:
         """The item table over a channel of the stage."""
         table = self.stepper.table
-        if stage == "load" or not isinstance(table, ShardedTable):
+        if name == "load" or not isinstance(table, ShardedTable):
             return table
         self._channels.append(self.stepper.mesh.channel())
         return table.over(self._channels[-1])

@@ -42,6 +42,7 @@ from turbogr.train.step import Measured, Stepper
 from turbogr.train.stopping import AgreedStop
 from turbogr.train.timeline import Timeline
 from turbogr.train.tracking import SilentTracker, Tracker
+from turbogr.train.workers import stage
 
 Status = Literal["finished", "stopped early", "interrupted"]
 
@@ -227,6 +228,10 @@ class Trainer:
         """Train on one batch, which must be on the trainer's device; with many ranks, on all their parts of it.
 
         A batch that is not in flight is fetched and learnt alone, as by the serial executor.
+
+        Raises:
+            NonFiniteError: the loss or a gradient is not finite; no weight is changed.
+            StageFailed: anything else; it names the stage and the step. A UserError keeps its type and names them too.
         """
         progress, optimizer, stepper, executor = self.progress, self.config.optimizer, self.stepper, self.executor
         if isinstance(batch, Batch):
@@ -235,18 +240,23 @@ class Trainer:
             flight = batch
         clock = _StepClock(executor)
         if stepper.objective.is_due(flight.step):
-            executor.settle()
-            stepper.objective.refresh(self.table, flight.step)
-        working_set = executor.fetch(flight)
-        with self.timeline.span("main", "dense", flight.step):
+            with stage("negatives", flight.step):
+                executor.settle()
+                stepper.objective.refresh(self.table, flight.step)
+        with stage("embed", flight.step):
+            working_set = executor.fetch(flight)
+        with stage("dense", flight.step), self.timeline.span("main", "dense", flight.step):
             loss = stepper.compute(flight.batch, working_set, flight.step)
-        reduced = executor.reduce(flight, working_set)
-        measured = executor.measure(flight, working_set, reduced, loss, self.stop.wish)
+        with stage("reduce", flight.step):
+            reduced = executor.reduce(flight, working_set)
+        with stage("agree", flight.step):
+            measured = executor.measure(flight, working_set, reduced, loss, self.stop.wish)
         self.stop.agree(measured.signal)
         if not (abs(measured.loss) < float("inf") and measured.grad_norm < float("inf")):
             raise self._non_finite(flight.batch, measured)
         factor = lr_factor(flight.step, self.num_steps, optimizer)
-        executor.update(flight, working_set, reduced, measured.grad_norm, factor)
+        with stage("update", flight.step):
+            executor.update(flight, working_set, reduced, measured.grad_norm, factor)
         progress.step += 1
         if self.config.parallel.check_every and progress.step % self.config.parallel.check_every == 0:
             executor.settle()

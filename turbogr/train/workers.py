@@ -1,14 +1,15 @@
 """Threads that each do one kind of work in the order in which it is handed to them, and a stand-in without threads.
 
 A worker that fails does nothing more: what is handed to it afterwards fails with the same error, which names the stage
-and the step, so whoever waits for any of it learns why.
+and the step, so whoever waits for any of it learns why. `stage` does the same for work of the calling thread.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from queue import SimpleQueue
 from typing import Any, NamedTuple, Protocol
 
@@ -23,6 +24,22 @@ _ABANDON_SECONDS = 5.0
 
 class StageFailed(RuntimeError):
     """A stage of the pipeline raised; the cause is what it raised."""
+
+
+@contextmanager
+def stage(name: str, step: int) -> Iterator[None]:
+    """Name the stage and the step in whatever the block raises.
+
+    Raises:
+        StageFailed: the block failed; a UserError keeps its type, and what names its stage already stays as it is.
+    """
+    try:
+        yield
+    except Exception as error:
+        told = _told(error, name, step)
+        if told is error:
+            raise
+        raise told from error
 
 
 class Job:
@@ -82,11 +99,8 @@ class Inline:
     def post(self, work: Callable[..., Any], step: int, *arguments: Any) -> Job:
         job = Job(self.device)
         given = [_value(argument) for argument in arguments]
-        try:
-            with self.timeline.span("main", self.name, step):
-                job.set(work(*given))
-        except Exception as error:
-            raise _told(error, self.name, step) from error
+        with stage(self.name, step), self.timeline.span("main", self.name, step):
+            job.set(work(*given))
         return job
 
     def close(self) -> None: ...
@@ -158,9 +172,15 @@ def _value(argument: Any) -> Any:
     return argument.result() if isinstance(argument, Job) else argument
 
 
-def _told(error: BaseException, stage: str, step: int) -> BaseException:
+def _told(error: BaseException, name: str, step: int) -> BaseException:
     """The error with the stage and step (counted from 1) it happened in; mistakes of the user stay such."""
-    where = f"stage '{stage}' of step {step + 1}"
-    if isinstance(error, UserError):
-        return type(error)(f"{error} (in {where})")
-    return StageFailed(f"{where} failed: {type(error).__name__}: {error}")
+    where = f"stage '{name}' of step {step + 1}"
+    if isinstance(error, StageFailed):
+        return error
+    if not isinstance(error, UserError):
+        return StageFailed(f"{where} failed: {type(error).__name__}: {error}")
+    if error.stage is not None:
+        return error
+    told = type(error)(f"{error} (in {where})")
+    told.stage = name
+    return told
