@@ -15,7 +15,7 @@ import pytest
 
 from tests.parallel.ranks import run_ranks
 from tests.parallel.training import make_trainer, train_run, whole_state
-from tests.train.test_overlap import BESIDE, STAGES, sparse, train_epochs, with_pipeline
+from tests.train.test_overlap import BESIDE, STAGES, sparse, train_epochs, trainer_of, with_pipeline
 from tests.train.test_run import assert_same_end
 from turbogr import machine
 from turbogr.config import Config
@@ -52,7 +52,7 @@ def train_all_modes(config: Config, store: Path, run: Path, groups: int) -> dict
             results[name] = {
                 "state": {key: tensor.numpy() for key, tensor in whole_state(trainer).items()},
                 "staleness": max(flight.staleness for flight in flown),
-                "shared": shares.rows_shared / max(1, shares.rows_read),
+                "shared": (shares.rows_shared, shares.rows_read),
                 "exposed": (shares.exposed_sparse, shares.exposed_dense, shares.idle, shares.seconds),
             }
     return results
@@ -81,6 +81,10 @@ def test_every_mode_is_what_it_says_on_any_mesh(
     config = dataclasses.replace(config, parallel=dataclasses.replace(config.parallel, check_every=3))
     ranks = run_ranks(groups * members, train_all_modes, config, store_path, tmp_path, groups)
     first = ranks[0]
+    single = trainer_of(with_pipeline(config, **MODES["exact_overlap"]), Store.open(store_path), tmp_path)
+    train_epochs(single, 1)
+    alone = single.progress.window
+    assert 0 < alone.rows_shared < alone.rows_read
     for name, tensor in first["serial"]["state"].items():
         assert np.array_equal(first["sync"]["state"][name], tensor), name
         assert np.array_equal(first["exact_overlap"]["state"][name], tensor), name
@@ -89,7 +93,9 @@ def test_every_mode_is_what_it_says_on_any_mesh(
     assert not np.array_equal(first["semi_async"]["state"][weight], first["serial"]["state"][weight])
     for mode, result in first.items():
         assert result["staleness"] == (2 if "semi" in mode else 0)
-        assert 0.0 < result["shared"] < 1.0 or mode in ("serial", "sync")
+        if mode not in ("serial", "sync"):
+            # Every group counts the rows of the whole batch, in both modes, and as one process does.
+            assert result["shared"] == (groups * alone.rows_shared, groups * alone.rows_read)
         sparse_wait, dense_wait, idle, seconds = result["exposed"]
         assert dense_wait > 0.0 and 0.0 <= sparse_wait + dense_wait + idle <= seconds
     assert first["serial"]["exposed"][0] > 0.0 or members == 1

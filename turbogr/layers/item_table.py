@@ -132,7 +132,7 @@ class Table(Protocol):
         """Sum the gradients of every row of `weight` that any rank's request has."""
         ...
 
-    def touched(self, request: Request, first: Tensor) -> Tensor:
+    def touched(self, request: Request, first: Tensor | None = None) -> Tensor:
         """Return for every row of `weight` 0 if no rank's request has it, 2 if it is `first` [R] bool in some rank's
         request, else 1; uint8."""
         ...
@@ -210,7 +210,7 @@ class ItemTable:
     def collect(self, returned: RowGradients) -> RowGradients:
         return returned
 
-    def touched(self, request: Request, first: Tensor) -> Tensor:
+    def touched(self, request: Request, first: Tensor | None = None) -> Tensor:
         return ranked(self.weight, request.slots, first)
 
     def tell(self, request: Request, marks: Tensor) -> Tensor:
@@ -244,11 +244,12 @@ def marked(weight: Tensor, slots: Sequence[Tensor]) -> Tensor:
     return marks
 
 
-def ranked(weight: Tensor, slots: Tensor, first: Tensor) -> Tensor:
+def ranked(weight: Tensor, slots: Tensor, first: Tensor | None) -> Tensor:
     """Return a uint8 for every row of `weight`: 2 for `slots` [Q] that are `first` [Q], 1 for the others, else 0."""
     ranks = torch.zeros(weight.shape[0], dtype=torch.uint8, device=weight.device)
     ranks[slots] = 1
-    ranks[slots[first.to(torch.bool)]] = 2
+    if first is not None:
+        ranks[slots[first.to(torch.bool)]] = 2
     return ranks
 
 

@@ -209,9 +209,9 @@ class ShardedTable:
             torch.cat([slots for slots, _ in kept]), wire.decode(torch.cat([grad for _, grad in kept]), self.precision)
         )
 
-    def touched(self, request: Request, first: Tensor) -> Tensor:
+    def touched(self, request: Request, first: Tensor | None = None) -> Tensor:
         """Return for every row of the shard 2 if it is `first` [R] in a request, 1 if in one at all, else 0; uint8."""
-        if self.mesh.members > 1:
+        if first is not None and self.mesh.members > 1:
             first = self._exchange(first.to(torch.uint8), request.asked, request.wanted)
         ranks = ranked(self.weight, request.slots, first)
         if self.mesh.groups == 1:

@@ -72,7 +72,8 @@ class Flight:
 
     `question` is its ids on their way, done by the main thread's clock at `ready`. `before` divides its rows by what
     the batch before has of them, `after` by what the next one has. `staleness` is how many updates its rows lack. Of
-    `rows_read` rows of this process's table that ranks ask for, `rows_shared` were also asked for by the batch before.
+    `rows_read` rows of this process's table that any rank asks for, in any group, `rows_shared` were also asked for by
+    the batch before.
     """
 
     step: int
@@ -337,7 +338,8 @@ class SemiAsync(_Ahead):
 
     def _wait(self, flight: Flight) -> Flight:
         flight = super()._wait(flight)
-        seen = marked(self.stepper.table.weight, [flight.asked.slots])
+        # Of all ranks' parts of the batch, as in ExactOverlap: rates of the two modes must be the same thing.
+        seen = self._tables["wait"].touched(flight.asked) > 0
         if self._seen is not None:
             flight.rows_read, flight.rows_shared = int(seen.sum()), int((seen & self._seen).sum())
         self._seen = seen
