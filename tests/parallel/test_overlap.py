@@ -15,7 +15,16 @@ import pytest
 
 from tests.parallel.ranks import run_ranks
 from tests.parallel.training import make_trainer, train_run, whole_state
-from tests.train.test_overlap import BESIDE, STAGES, sparse, train_epochs, trainer_of, with_pipeline
+from tests.train.conftest import write_store
+from tests.train.test_overlap import (
+    BESIDE,
+    STAGES,
+    operations_of_waiting,
+    sparse,
+    train_epochs,
+    trainer_of,
+    with_pipeline,
+)
 from tests.train.test_run import assert_same_end
 from turbogr import machine
 from turbogr.config import Config
@@ -102,6 +111,23 @@ def test_every_mode_is_what_it_says_on_any_mesh(
     for rank in ranks:
         for mode, result in rank.items():
             assert np.array_equal(result["state"][weight], first[mode]["state"][weight])
+
+
+def watch_waiting(config: Config, store: Path, run: Path, groups: int) -> tuple[int, set[str]]:
+    with joined() as world:
+        operations = operations_of_waiting(make_trainer(config, store, run, world, groups))
+        return operations.count, operations.found
+
+
+@pytest.mark.parametrize("mode", ["semi_async", "exact_overlap"])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_a_batch_costs_by_the_rows_that_it_reads_not_by_the_shard(
+    groups: int, mode: str, config: Config, tmp_path: Path
+) -> None:
+    store = write_store(tmp_path / "store", num_items=5000).path
+    config = with_pipeline(sparse(config), mode=mode)
+    for count, found in run_ranks(2, watch_waiting, config, store, tmp_path / "run", groups):
+        assert count and not found
 
 
 @pytest.mark.parametrize("mode", ["semi_async", "exact_overlap"])

@@ -14,7 +14,10 @@ from turbogr.data.store import Manifest, Store, StoreWriter
 NUM_ITEMS = 40
 
 
-def write_store(path: Path, *, num_users: int = 60, seed: int = 0, split: str = "leave-two-out") -> Store:
+def write_store(
+    path: Path, *, num_users: int = 60, num_items: int = NUM_ITEMS, seed: int = 0, split: str = "leave-two-out"
+) -> Store:
+    """Items beyond the first NUM_ITEMS are in the catalogue and in no history."""
     random = np.random.default_rng(seed)
     lengths = random.integers(4, 30, num_users)
     items = []
@@ -29,12 +32,12 @@ def write_store(path: Path, *, num_users: int = 60, seed: int = 0, split: str = 
         writer.append("items", np.array(items), np.int32)
         writer.append("times", times, np.int64)
         writer.write_vocabulary("user_ids", np.arange(num_users) + 1000)
-        writer.write_vocabulary("item_ids", np.arange(NUM_ITEMS) + 5000)
+        writer.write_vocabulary("item_ids", np.arange(num_items) + 5000)
         return writer.commit(
             Manifest(
                 source="test",
                 num_users=num_users,
-                num_items=NUM_ITEMS,
+                num_items=num_items,
                 num_events=len(items),
                 split=split,
                 times="real",

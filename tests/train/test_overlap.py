@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.train.conftest import write_store
 from tests.train.test_run import assert_same_end, metrics, stop_after
 from turbogr import cli
 from turbogr.config import Config, PipelineConfig, dump_config
@@ -22,6 +24,7 @@ from turbogr.data.store import Store
 from turbogr.errors import UserError
 from turbogr.train import overlap
 from turbogr.train.checkpoint import Checkpoints
+from turbogr.train.lanes import tensors_of
 from turbogr.train.optimizers import lr_factor
 from turbogr.train.run import resolve_against, train
 from turbogr.train.timeline import Timeline
@@ -158,6 +161,47 @@ def test_the_inputs_of_a_batch_do_not_wait_for_rows_that_its_loss_alone_needs(
     monkeypatch.setattr(trainer.stepper.objective, "loss", loss_with_all)
     train_epochs(trainer, 1)
     assert len(filled) == trainer.progress.step - 1 == 19
+
+
+class LongOperations(TorchDispatchMode):
+    """Collects operations, but for gathers and scatters, on tensors of `length` or more elements."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        self.length, self.count, self.found = length, 0, set[str]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.count += 1
+        if func.overloadpacket.__name__ not in ("index", "index_select", "index_put_", "detach"):
+            tensors = tensors_of([*args, result])
+            self.found |= {str(func) for tensor in tensors if tensor.numel() >= self.length}
+        return result
+
+
+def operations_of_waiting(trainer: Trainer) -> LongOperations:
+    """Train an epoch on a catalogue to which many unused rows are added; collect what is done with the table's."""
+    stepper = trainer.stepper
+    stepper.objective.draw = lambda batch, step: torch.zeros(batch.num_tokens, 1, dtype=torch.int64)
+    trainer.executor = overlap.make_executor(stepper, trainer.config.pipeline, trainer.timeline, Inline)
+    operations = LongOperations(trainer.table.weight.shape[0])
+    wait = trainer.executor._wait
+
+    def watched(flight: overlap.Flight) -> overlap.Flight:
+        with operations:
+            return wait(flight)
+
+    trainer.executor._wait = watched
+    train_epochs(trainer, 1)
+    return operations
+
+
+@pytest.mark.parametrize("mode", ["semi_async", "exact_overlap"])
+def test_a_batch_costs_by_the_rows_that_it_reads_not_by_the_table(mode: str, config: Config, tmp_path: Path) -> None:
+    store = write_store(tmp_path / "store", num_items=5000)
+    trainer = trainer_of(with_pipeline(sparse(config), mode=mode), store, tmp_path / "run")
+    operations = operations_of_waiting(trainer)
+    assert operations.count and not operations.found
 
 
 @pytest.mark.parametrize("mode", ["sync", "semi_async", "exact_overlap"])

@@ -71,6 +71,13 @@ class RowGradients(NamedTuple):
     grad: Tensor
 
 
+class Touched(NamedTuple):
+    """Distinct rows of `weight` that `slots` [n] names, and their ranks [n] uint8: 2 if first in some way, else 1."""
+
+    slots: Tensor
+    ranks: Tensor
+
+
 class Table(Protocol):
     """What training needs of an item table; `weight` holds the rows of this process."""
 
@@ -132,9 +139,8 @@ class Table(Protocol):
         """Sum the gradients of every row of `weight` that any rank's request has."""
         ...
 
-    def touched(self, request: Request, first: Tensor | None = None) -> Tensor:
-        """Return for every row of `weight` 0 if no rank's request has it, 2 if it is `first` [R] bool in some rank's
-        request, else 1; uint8."""
+    def touched(self, request: Request, first: Tensor | None = None) -> Touched:
+        """Return the rows of `weight` that any rank's request has, first those that are `first` [R] bool in some."""
         ...
 
     def tell(self, request: Request, marks: Tensor) -> Tensor:
@@ -210,8 +216,9 @@ class ItemTable:
     def collect(self, returned: RowGradients) -> RowGradients:
         return returned
 
-    def touched(self, request: Request, first: Tensor | None = None) -> Tensor:
-        return ranked(self.weight, request.slots, first)
+    def touched(self, request: Request, first: Tensor | None = None) -> Touched:
+        ranks = torch.ones(request.slots.shape, dtype=torch.uint8, device=request.slots.device)
+        return Touched(request.slots, ranks if first is None else ranks + first.to(torch.uint8))
 
     def tell(self, request: Request, marks: Tensor) -> Tensor:
         return marks
@@ -244,13 +251,25 @@ def marked(weight: Tensor, slots: Sequence[Tensor]) -> Tensor:
     return marks
 
 
-def ranked(weight: Tensor, slots: Tensor, first: Tensor | None) -> Tensor:
-    """Return a uint8 for every row of `weight`: 2 for `slots` [Q] that are `first` [Q], 1 for the others, else 0."""
-    ranks = torch.zeros(weight.shape[0], dtype=torch.uint8, device=weight.device)
-    ranks[slots] = 1
-    if first is not None:
-        ranks[slots[first.to(torch.bool)]] = 2
-    return ranks
+class Marks:
+    """A byte for every row of a table, 0 but for the rows of one batch.
+
+    A batch reads few rows of a large table, so nothing here but making it goes through all of them.
+    """
+
+    def __init__(self, weight: Tensor) -> None:
+        self._marks = torch.zeros(weight.shape[0], dtype=torch.uint8, device=weight.device)
+        self._slots = torch.empty(0, dtype=torch.int64, device=weight.device)
+
+    def set(self, slots: Tensor, marks: Tensor) -> None:
+        """Mark the rows `slots` [n], which are distinct, with `marks` [n], and no others."""
+        self._marks[self._slots] = 0
+        self._marks[slots] = marks
+        self._slots = slots
+
+    def of(self, slots: Tensor) -> Tensor:
+        """Return the marks of rows [n], which may come several times."""
+        return self._marks[slots]
 
 
 def draw_rows(weight: Tensor, rows: Tensor, seed: int) -> None:

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from turbogr.layers.item_table import ItemTable, Request, RowGradients, WorkingSet, draw_rows, gradient_of, ranked
+from turbogr.layers.item_table import ItemTable, Request, RowGradients, Touched, WorkingSet, draw_rows, gradient_of
 from turbogr.ops import prefer_huge_pages, unique_rows
 from turbogr.parallel import wire
 from turbogr.parallel.exchange import start_exchange
@@ -209,20 +209,27 @@ class ShardedTable:
             torch.cat([slots for slots, _ in kept]), wire.decode(torch.cat([grad for _, grad in kept]), self.precision)
         )
 
-    def touched(self, request: Request, first: Tensor | None = None) -> Tensor:
-        """Return for every row of the shard 2 if it is `first` [R] in a request, 1 if in one at all, else 0; uint8."""
+    def touched(self, request: Request, first: Tensor | None = None) -> Touched:
+        """Return the rows of the shard that any rank's request has, first those that are `first` [R] in some."""
         if first is not None and self.mesh.members > 1:
             first = self._exchange(first.to(torch.uint8), request.asked, request.wanted)
-        ranks = ranked(self.weight, request.slots, first)
+        slots, ranks = self._ranked(request.slots, first)
         if self.mesh.groups == 1:
-            return ranks
-        slots = ranks.nonzero().flatten()
-        mine = 2 * slots + (ranks[slots] == 2)
+            return Touched(slots, ranks)
+        mine = 2 * slots + (ranks == 2)
         sizes = _gather_equal(mine.new_tensor([mine.numel()]), self.mesh.groups, self.mesh.replica_ranks)
         counts = sizes.flatten().tolist()
         parts = _gather_equal(_padded(mine, max(counts)), self.mesh.groups, self.mesh.replica_ranks)
         everyone = torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
-        return ranked(self.weight, everyone // 2, everyone % 2)
+        return self._ranked(everyone // 2, everyone % 2)
+
+    def _ranked(self, slots: Tensor, first: Tensor | None) -> Touched:
+        """Return the distinct ones of the slots [Q], and which of them are `first` [Q] somewhere."""
+        distinct, index = unique_rows(slots, self.weight.shape[0])
+        ranks = torch.ones(distinct.shape, dtype=torch.uint8, device=distinct.device)
+        if first is not None:
+            ranks[index[first.to(torch.bool)]] = 2
+        return Touched(distinct, ranks)
 
     def tell(self, request: Request, marks: Tensor) -> Tensor:
         """Send a mark (uint8) for each of the `slots` [Q] to whoever asked for them; return those of the `ids` [R]."""

@@ -34,7 +34,7 @@ from torch import Tensor
 from turbogr.config import PipelineConfig
 from turbogr.data.batching import Batch
 from turbogr.data.loader import Loader
-from turbogr.layers.item_table import Request, RowGradients, Table, WorkingSet, gradient_of, marked
+from turbogr.layers.item_table import Marks, Request, RowGradients, Table, WorkingSet, gradient_of, marked
 from turbogr.parallel.mesh import Mesh
 from turbogr.parallel.sharded_table import ShardedTable
 from turbogr.train.lanes import upload
@@ -46,7 +46,7 @@ MakeWorker = Callable[[str, torch.device, Timeline], Worker]
 _UpdateRows = Callable[[RowGradients], None]
 
 _REST, _SOON, _NOW, _EARLY = range(4)
-"""What consecutive batches do with a row of the table, see `Parts`; the first three are as `Table.touched` counts."""
+"""What consecutive batches do with a row of the table, see `Parts`; `_SOON` and `_NOW` are the ranks of `Touched`."""
 
 
 class Part(NamedTuple):
@@ -327,22 +327,24 @@ class SemiAsync(_Ahead):
         """What the last updates of this epoch have overwritten."""
         self._gone: list[Tensor] = []
         self._version = 0
-        self._seen: Tensor | None = None
+        self._seen = Marks(stepper.table.weight)
+        self._has_seen = False
 
     def flights(self, loader: Loader, first: int, limit: int | None) -> Generator[Flight, None, None]:
         if loader.state_dict()["step"] == 0:
             self._undo.clear()
-        self._seen = None
+        self._has_seen = False
         self._version, self._gone = first, self.earlier()
         yield from super().flights(loader, first, limit)
 
     def _wait(self, flight: Flight) -> Flight:
         flight = super()._wait(flight)
         # Of all ranks' parts of the batch, as in ExactOverlap: rates of the two modes must be the same thing.
-        seen = self._tables["wait"].touched(flight.asked) > 0
-        if self._seen is not None:
-            flight.rows_read, flight.rows_shared = int(seen.sum()), int((seen & self._seen).sum())
-        self._seen = seen
+        slots, ranks = self._tables["wait"].touched(flight.asked)
+        if self._has_seen:
+            flight.rows_read, flight.rows_shared = slots.numel(), int(self._seen.of(slots).sum())
+        self._seen.set(slots, ranks)
+        self._has_seen = True
         return flight
 
     def _read(self, flight: Flight) -> Tensor:
@@ -417,7 +419,8 @@ class ExactOverlap(_Ahead):
 
     def __init__(self, stepper: Stepper, timeline: Timeline, depth: int, make_worker: MakeWorker = Threaded) -> None:
         super().__init__(stepper, timeline, depth, make_worker)
-        self._previous: tuple[Flight, Tensor] | None = None
+        self._previous: Flight | None = None
+        self._before, self._shared = (Marks(stepper.table.weight) for _ in range(2))
         self._late: dict[int, Job] = {}
         self._early: dict[int, Job] = {}
 
@@ -431,13 +434,14 @@ class ExactOverlap(_Ahead):
         inputs = marked(request.ids, [request.index[: flight.batch.num_tokens]])
         touched = table.touched(request, inputs)
         if self._previous is not None:
-            previous, touched_before = self._previous
-            shared = touched * (touched_before > 0)
-            shared[(shared == _SOON) & (touched_before == 1)] = _EARLY
-            flight.rows_read, flight.rows_shared = int((touched > 0).sum()), int((shared != _REST).sum())
+            shared = _shared(touched.ranks, self._before.of(touched.slots))
+            flight.rows_read, flight.rows_shared = shared.numel(), int((shared != _REST).sum())
             if flight.step > self._first:
-                previous.after, flight.before = (_divided(table, some.asked, shared) for some in (previous, flight))
-        self._previous = flight, touched
+                self._shared.set(touched.slots, shared)
+                self._previous.after = _divided(table, self._previous.asked, self._shared)
+                flight.before = _divided(table, request, self._shared)
+        self._before.set(*touched)
+        self._previous = flight
         return flight
 
     def _read(self, flight: Flight) -> Tensor:
@@ -581,9 +585,16 @@ def make_executor(
     return Serial(stepper, timeline) if depth == 1 else Pipelined(stepper, timeline, depth, make_worker)
 
 
-def _divided(table: Table, request: Request, shared: Tensor) -> Parts:
-    """Divide a request by `shared`, what batches do with every row of this process's table."""
-    theirs = shared[request.slots]
+def _shared(ranks: Tensor, ranks_before: Tensor) -> Tensor:
+    """What two batches do with rows that have these ranks [n] in the later one and, 0 for absent, in the earlier."""
+    shared = ranks * (ranks_before > 0)
+    shared[(shared == _SOON) & (ranks_before == 1)] = _EARLY
+    return shared
+
+
+def _divided(table: Table, request: Request, shared: Marks) -> Parts:
+    """Divide a request by `shared`, what batches do with the rows of this process's table."""
+    theirs = shared.of(request.slots)
     mine = table.tell(request, theirs)
     return Parts(
         *(
