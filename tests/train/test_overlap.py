@@ -244,6 +244,50 @@ def test_semi_async_reads_exactly_what_the_definition_says(
     assert [flight.staleness for flight in flown] == 2 * [min(step, staleness) for step in range(20)]
 
 
+@pytest.mark.parametrize("make_worker", [Threaded, Inline])
+@pytest.mark.parametrize(
+    ("broken", "step", "lacking"), [("an update is lost", 8, 3), ("rows are read early", 8, 3), ("read late", 7, 1)]
+)
+def test_a_broken_schedule_never_reads_rows_of_another_staleness(
+    broken: str,
+    step: int,
+    lacking: int,
+    make_worker: Callable[..., Any],
+    config: Config,
+    store: Store,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    trainer = trainer_of(
+        with_pipeline(sparse(config), mode="semi_async", staleness=2), store, tmp_path / "run", make_worker
+    )
+    executor = trainer.executor
+    assert isinstance(executor, overlap.SemiAsync)
+    update_later, read_ahead = executor._update_later, executor._read_ahead
+
+    def lose(work: Any, flight: overlap.Flight, *arguments: Any) -> None:
+        if flight.step != 4:  # counted from 0; the look-up of number 7 is the first that must see it
+            update_later(work, flight, *arguments)
+
+    def read_early(number: int) -> None:
+        for wanted in {6: [6, 7], 7: []}.get(number, [number]):
+            read_ahead(wanted)
+
+    def count_twice(work: Any, flight: overlap.Flight, *arguments: Any) -> None:
+        update_later(work, flight, *arguments)
+        if flight.step == 3:
+            update_later(work, flight, *arguments)
+
+    if broken == "rows are read early":
+        monkeypatch.setattr(executor, "_read_ahead", read_early)
+    else:
+        monkeypatch.setattr(executor, "_update_later", lose if "lost" in broken else count_twice)
+    told = f"rows of step {step} would lack {lacking} updates instead of 2, and pipeline.staleness is 2"
+    with pytest.raises(StageFailed, match=told) as raised:
+        train_epochs(trainer)
+    assert isinstance(raised.value.__cause__, overlap.StalenessError)
+
+
 @pytest.mark.parametrize("mode", ["sync", "semi_async", "exact_overlap"])
 @pytest.mark.parametrize("seed", range(3))
 def test_delays_in_every_stage_change_nothing(

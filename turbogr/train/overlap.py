@@ -49,6 +49,10 @@ _REST, _SOON, _NOW, _EARLY = range(4)
 """What consecutive batches do with a row of the table, see `Parts`; `_SOON` and `_NOW` are the ranks of `Touched`."""
 
 
+class StalenessError(RuntimeError):
+    """A look-up would see other updates than the schedule says; raised before it is made."""
+
+
 class Part(NamedTuple):
     """Some rows of a request: their places [n] in its `ids`, and a request for them alone."""
 
@@ -350,13 +354,28 @@ class SemiAsync(_Ahead):
     def _read(self, flight: Flight) -> Tensor:
         oldest = self._first - len(self._gone)
         version = max(flight.step - self.ahead, oldest)
-        assert version < self._first or version == self._version, (flight.step, version, self._version)
-        flight.staleness = flight.step - version
+        flight.staleness = self._checked_staleness(flight.step, version)
         table = self._tables["embed"]
         weight = self._gone[version - oldest] if version < self._first else None
         if weight is None:
             self._gone = []
         return table.receive(table.answer(flight.asked, weight))
+
+    def _checked_staleness(self, step: int, version: int) -> int:
+        """How many updates rows of this version lack, checked also where Python leaves assertions out.
+
+        Raises:
+            StalenessError: the table is at another version, or the rows would lack more than the config allows.
+        """
+        kept = version < self._first  # read from a copy that an interrupted run has left
+        lacking = step - (version if kept else self._version)
+        if lacking != step - version or lacking > self.ahead:
+            raise StalenessError(
+                f"rows of step {step + 1} would lack {lacking} updates instead of {step - version}, and "
+                f"pipeline.staleness is {self.ahead}; the schedule is broken, which is a bug of TurboGR. The last "
+                "checkpoint is sound: continue from it with --resume and pipeline.mode=sync"
+            )
+        return lacking
 
     def fetch(self, flight: Flight) -> WorkingSet:
         with self.timeline.span("main", "embed", flight.step):
