@@ -25,7 +25,7 @@ from tests.train.test_overlap import (
     trainer_of,
     with_pipeline,
 )
-from tests.train.test_run import assert_same_end
+from tests.train.test_run import assert_same_end, metrics
 from turbogr import machine
 from turbogr.config import Config
 from turbogr.data.store import Store
@@ -143,6 +143,24 @@ def test_a_signal_and_resume_on_ranks_changes_nothing(
     again = run_ranks(2, train_again, config, store_path, tmp_path / "stopped")
     assert [end["status"] for end in again] == ["finished"] * 2
     assert_same_end(config, Store.open(store_path), tmp_path / "straight", tmp_path / "stopped")
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adagrad clipped"])
+@pytest.mark.parametrize("mode", ["semi_async", "exact_overlap", "sync"])
+def test_a_norm_in_the_records_is_that_of_the_sum_or_has_another_name(
+    mode: str, optimizer: str, config: Config, store_path: Path, tmp_path: Path
+) -> None:
+    config = with_pipeline(sparse(config, optimizer), mode=mode)
+    config = dataclasses.replace(config, train=dataclasses.replace(config.train, epochs=1))
+    train_run(config, store_path, tmp_path / "one")
+    run_ranks(2, train_run, config, store_path, tmp_path / "two")
+    one, two = ([record for record in metrics(tmp_path / name) if record["kind"] == "train"] for name in ("one", "two"))
+    for alone, together in zip(one, two, strict=True):
+        if mode != "sync" and optimizer == "adam":
+            assert "grad_norm" not in together and together["grad_norm_of_parts"] > 0.0
+        else:
+            assert together["grad_norm"] == pytest.approx(alone["grad_norm"], rel=1e-4)
+        assert "grad_norm_of_parts" not in alone, "one rank has the whole gradient"
 
 
 def train_again(config: Config, store: Path, out: Path) -> dict[str, Any]:

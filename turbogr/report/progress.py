@@ -21,12 +21,15 @@ _WAITS = {
 }
 
 
+_PARTS = "Gradient norm, ranks beside each other"
+
+
 def learning(run: Run) -> Section:
     """Loss, metrics over epochs with the best one marked, gradient norm and learning rate."""
     figures = [_loss(run)] if run.train else []
     parts = sorted({str(record.get("part", "")) for record in run.evals})
     figures.extend(_metric_curves(run, part) for part in parts)
-    for key, title in (("grad_norm", "Gradient norm"), ("lr", "Learning rate")):
+    for key, title in (("grad_norm", "Gradient norm"), ("grad_norm_of_parts", _PARTS), ("lr", "Learning rate")):
         values = _column(run.train, key)
         finite = {value for value in values if math.isfinite(value)}
         if len(finite) > 1:

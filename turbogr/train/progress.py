@@ -12,8 +12,8 @@ from turbogr.errors import UserError
 
 @dataclass
 class Window:
-    """Sums since the last training record, so that an interruption does not change a record; `grad_norm` and `lr`
-    are of the last step, `staleness` is the largest.
+    """Sums since the last training record, so that an interruption does not change a record; `grad_norm`, of summed
+    gradients or not, and `lr` are of the last step, `staleness` is the largest.
 
     Of the `seconds`, the main thread waited for rows or their gradients on the network (`exposed_sparse`), for other
     ranks (`exposed_dense`) and for batches (`idle`). Of `rows_read` rows, `rows_shared` were in the batch before too.
@@ -27,6 +27,7 @@ class Window:
     nominal_flops: float = 0.0
     seconds: float = 0.0
     grad_norm: float = 0.0
+    grad_norm_summed: bool = True
     lr: float = 0.0
     exposed_sparse: float = 0.0
     exposed_dense: float = 0.0

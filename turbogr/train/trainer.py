@@ -274,7 +274,7 @@ class Trainer:
         window.loss_sum += measured.loss * num_tokens
         window.tokens += num_tokens
         window.sequences += num_sequences
-        window.grad_norm = measured.grad_norm
+        window.grad_norm, window.grad_norm_summed = measured.grad_norm, measured.summed
         window.staleness = max(window.staleness, flight.staleness)
         window.rows_read += measured.rows_read
         window.rows_shared += measured.rows_shared
@@ -372,7 +372,8 @@ class Trainer:
             "epoch": self.epoch(),
             "loss": window.loss_sum / window.tokens,
             "lr": window.lr,
-            "grad_norm": window.grad_norm,
+            # Another quantity has another name: rows that are updated later are not summed yet when a step ends.
+            "grad_norm" if window.grad_norm_summed else "grad_norm_of_parts": window.grad_norm,
             "tokens": progress.tokens,
             "tokens_per_second": window.tokens / seconds,
             "sequences_per_second": window.sequences / seconds,
