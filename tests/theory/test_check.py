@@ -4,27 +4,43 @@ from __future__ import annotations
 
 import re
 import xml.etree.ElementTree as ElementTree
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
+import torch
 
-from tools.theory import check
+from tools.theory import bounds, check
+from tools.theory.problem import constants
+from tools.theory.simulate import Measured
 
 DOCS = Path(__file__).parents[2] / "docs" / "theory"
 PAGES = sorted(DOCS.glob("*.md"))
+SCALE = check.Scale()
+LR = bounds.largest_lr(constants(check.even(1)), max(check.DELAYS))
+QUIET = "one row, no noise, large ε"
 
 
 def test_the_command_keeps_the_words_and_replaces_the_tables(tmp_path, capsys):
     page = tmp_path / "check.md"
     page.write_text("words\n" + check.MARK + "old tables\n", encoding="utf-8")
-    assert check.main(["--steps", "3", "--seeds", "2", "--out", str(tmp_path)]) in (0, 1)
+    assert check.main(["--steps", "3", "--seeds", "2", "--out", str(tmp_path)]) == 0
     text = page.read_text(encoding="utf-8")
     assert text.startswith("words\n" + check.MARK)
     assert "old tables" not in text
     assert all(f"Theorem {number}" in text for number in (1, 2, 3, 4, "4′", 5))
     for name in ("delay.svg", "alpha.svg"):
         assert ElementTree.parse(tmp_path / name).getroot().tag.endswith("svg")
-    assert "bounds hold" in capsys.readouterr().out
+    assert "137 of 137 bounds hold" in capsys.readouterr().out
+
+
+def test_the_command_fails_where_a_bound_does(tmp_path, capsys, monkeypatch):
+    (tmp_path / "check.md").write_text(check.MARK, encoding="utf-8")
+    monkeypatch.setattr(check.bounds, "any_delays", lambda *args, **kwargs: 1e-9)
+    assert check.main(["--steps", "3", "--seeds", "2", "--out", str(tmp_path)]) == 1
+    told = capsys.readouterr().out
+    assert "α = 1, τ = 5: measured" in told and "above the bound 1e-09" in told
+    assert "121 of 137 bounds hold" in told
 
 
 def test_a_page_without_the_mark_is_left_alone(tmp_path):
@@ -48,13 +64,58 @@ def test_popular_rows_make_alpha_large_and_the_collision_rate_not():
     assert 300 < rows < 1000
 
 
-def test_the_page_shows_what_the_command_found():
-    text = (DOCS / "check.md").read_text(encoding="utf-8").partition(check.MARK)[2]
-    rows = [line.split("|") for line in text.splitlines() if "±" in line]
-    assert len(rows) >= 60
-    for cells in rows:
-        measured, error = (float(part) for part in cells[3].split("±"))
-        assert check.Outcome(cells[1], int(cells[2]), check.Mean(measured, error), float(cells[4]), 0.0).holds
+def rows_of(page):
+    """The rows of the tables that the command writes, by (theorem, problem, delay): (measured, error, bound, stale)."""
+    found, theorem = {}, ""
+    for line in page.read_text(encoding="utf-8").partition(check.MARK)[2].splitlines():
+        if line.startswith("### "):
+            theorem = line.partition(":")[0].removeprefix("### ")
+        elif "±" in line:
+            problem, delay, measured, bound, stale, _ = (cell.strip() for cell in line.strip("|").split("|"))
+            numbers = (*measured.split("±"), bound, stale)
+            found[theorem, problem, int(delay)] = tuple(float(number) for number in numbers)
+    return found
+
+
+def test_the_page_has_every_row_and_bound_of_the_command(tmp_path, monkeypatch):
+    """At the scale of the page; bounds need no runs, but those of Theorem 4′ contain a measured J."""
+    nothing = Measured(**{field.name: torch.ones(2, dtype=torch.float64) for field in fields(Measured)})
+    monkeypatch.setattr(check, "simulate", lambda *args, **kwargs: nothing)
+    (tmp_path / "check.md").write_text(check.MARK, encoding="utf-8")
+    check.run(check.Scale(), tmp_path)
+    shown, made = rows_of(DOCS / "check.md"), rows_of(tmp_path / "check.md")
+    assert list(shown) == list(made) and len(shown) == 137
+    for name, (_, _, bound, stale) in made.items():
+        measured, error, *sides = shown[name]
+        assert measured - 4 * error <= sides[0], name
+        if name[0] != "Theorem 4′":
+            assert sides == pytest.approx([bound, stale], rel=6e-3), name  # of three digits
+    text = (DOCS / "check.md").read_text(encoding="utf-8")
+    assert f"{check.Scale.steps:,} steps, {check.Scale.seeds} seeds." in text
+    assert text.endswith(check._popularity_table())
+
+
+@pytest.mark.parametrize(
+    ("theorem", "problem", "run"),
+    [
+        (
+            "Theorem 1",
+            "α = 1",
+            lambda *rest: check.check_any_delays(check.periodic((1,) * 4, 1.0), *rest, 0.02, 1.5, SCALE),
+        ),
+        ("Theorem 2", "even, α = 1", lambda *rest: check.check_scheduled(check.even(1), *rest, LR, SCALE)[0]),
+        ("Theorem 3", "even, α = 1", lambda *rest: check.check_scheduled(check.even(1), *rest, LR, SCALE)[1]),
+        ("Theorem 4", QUIET, lambda name, delay: check.check_adagrad(check.nearly_sgd(SCALE.steps), delay, SCALE)),
+        ("Theorem 4′", QUIET, lambda name, delay: check.check_table(check.nearly_sgd(SCALE.steps), delay, SCALE)),
+        ("Theorem 5", "α = 0.1", lambda name, delay: check.check_bounded_steps(10, delay, SCALE)),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_the_page_shows_what_the_command_measures(theorem, problem, run):
+    outcome = run(problem, 1)
+    measured, _, bound, _ = rows_of(DOCS / "check.md")[theorem, problem, 1]
+    assert measured == pytest.approx(outcome.measured.value, rel=1e-3)  # of four digits
+    assert bound == pytest.approx(outcome.bound, rel=1e-3)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import random
 import signal
@@ -17,7 +18,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.train.conftest import write_store
-from tests.train.test_run import assert_same_end, metrics, stop_after
+from tests.train.test_run import assert_same_end, final_tensors, metrics, stop_after
 from turbogr import cli
 from turbogr.config import Config, PipelineConfig, dump_config
 from turbogr.data.store import Store
@@ -454,6 +455,35 @@ def test_stopping_anywhere_and_resuming_changes_nothing(
 
 
 @pytest.mark.parametrize(
+    "modes",
+    [("sync", "exact_overlap", "sync"), ("exact_overlap", "sync", "exact_overlap")],
+    ids=" to ".join,
+)
+def test_modes_of_the_same_weights_may_take_turns_in_a_run(
+    modes: tuple[str, ...],
+    config: Config,
+    store: Store,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    config = sparse(config)
+    train(config, store.path, tmp_path / "straight")
+    for mode, steps in zip(modes[:2], (7, 16), strict=True):  # within the first and within the second epoch
+        with monkeypatch.context() as patch:
+            stop_after(patch, steps)
+            result = train(with_pipeline(config, mode=mode), store.path, tmp_path / "turns", resume=True)
+        assert result.status == "interrupted"
+    result = train(with_pipeline(config, mode=modes[2]), store.path, tmp_path / "turns", resume=True)
+    assert result.status == "finished"
+    assert f"resuming with pipeline.mode={modes[2]} (was {modes[1]})" in capsys.readouterr().err
+    straight, turns = (final_tensors(config, store, tmp_path / name) for name in ("straight", "turns"))
+    assert straight.keys() == turns.keys()
+    for name, tensor in straight.items():
+        assert torch.equal(tensor, turns[name]), name
+
+
+@pytest.mark.parametrize(
     ("before", "after"),
     [("sync", "semi_async"), ("semi_async", "sync"), ("semi_async", "exact_overlap"), ("exact_overlap", "semi_async")],
 )
@@ -464,14 +494,27 @@ def test_the_mode_may_change_when_a_run_is_resumed(
     store: Store,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
 ) -> None:
+    config = sparse(config)
     with monkeypatch.context() as patch:
         stop_after(patch, 7)
-        train(with_pipeline(sparse(config), mode=before), store.path, tmp_path / "run")
-    result = train(with_pipeline(sparse(config), mode=after), store.path, tmp_path / "run", resume=True)
-    assert result.status == "finished"
-    assert f"resuming with pipeline.mode={after} (was {before})" in capsys.readouterr().err
+        train(with_pipeline(config, mode=before), store.path, tmp_path / "run")
+    resumed = with_pipeline(config, mode=after)
+    assert train(resumed, store.path, tmp_path / "run", resume=True).status == "finished"
+    # What comes out is seven steps of one mode and the rest in the other, each as the mode alone is tested.
+    trainer = trainer_of(with_pipeline(config, mode=before), store, tmp_path / "by hand", Inline)
+    with trainer.flights() as flights:
+        for flight in itertools.islice(flights, 7):
+            trainer.step(flight)
+    trainer.executor.settle()
+    earlier = trainer.executor.earlier()
+    trainer.executor = overlap.make_executor(trainer.stepper, resumed.pipeline, trainer.timeline, Inline)
+    trainer.executor.continue_with(earlier)
+    train_epochs(trainer)
+    made = final_tensors(resumed, store, tmp_path / "run")
+    assert torch.equal(trainer.table.weight, made["table.weight"])
+    for name, parameter in trainer.model.named_parameters():
+        assert torch.equal(parameter, made[f"model.{name}"]), name
 
 
 def test_a_value_that_is_not_finite_stops_before_any_weight_is_touched(
