@@ -36,8 +36,8 @@ _TABLE_SITE = 0x7AB1E
 class Measured(NamedTuple):
     """The step's mean loss, the norm of all gradients, and the signal that some rank wants to stop for, 0 for none; of
     `rows_read` rows of the table, `rows_shared` were in the batch before too. All this is the same on all ranks;
-    `finite` tells of this rank's part of the loss. Unless `summed`, the norm is that of the ranks' own gradients of rows
-    beside each other, not of their sums."""
+    `finite` tells of this rank's part of the loss. Unless `summed`, the norm is that of the ranks' own gradients of
+    rows beside each other, not of their sums."""
 
     loss: float
     grad_norm: float
