@@ -24,6 +24,7 @@ TINY = {
     "min_steps": 2,
     "max_steps": 3,
 }
+LARGE = {**TINY, "warm_steps": 1, "min_steps": 2, "max_steps": 2}
 
 
 def step(**changes: float) -> dict[str, float]:
@@ -52,13 +53,25 @@ def test_unknown_models_are_refused() -> None:
         bench.run_benchmark("overlap", ["models=smal"])
 
 
+def test_the_largest_model_has_few_steps_and_can_be_left_out() -> None:
+    *usual, slow, fast = overlap._cases({**overlap.SETTINGS})
+    assert all("large" not in case["models"] for _, _, case in usual)
+    assert [case[:2] for case in (slow, fast)] == [(2, 2000), (2, 8000)]
+    for case in (slow[2], fast[2]):
+        # about 3.7 s a step on two cores: with four modes, one step to warm up and one read ahead, two minutes
+        assert case["models"] == ["large"] and case["warm_steps"] + case["max_steps"] + 1 == 4
+    left = list(overlap._cases({**overlap.SETTINGS, "large_model": ""}))
+    assert [case[:2] for case in left] == [case[:2] for case in usual]
+
+
 def measure(options: dict[str, Any]) -> dict[str, Any]:
     with joined() as world:
         return _overlap_rank.measure(world, options)
 
 
-def test_ranks_measure_every_mode() -> None:
-    found = run_ranks(2, measure, TINY)
+@pytest.mark.parametrize("options", [TINY, LARGE], ids=["tiny", "few steps"])
+def test_ranks_measure_every_mode(options: dict[str, Any]) -> None:
+    found = run_ranks(2, measure, options)
     assert found[0] == found[1]
     for mode, result in found[0]["tiny"].items():
         assert result["seconds"] > 0.0 and result["exposed_sparse"] >= 0.0 and result["skew"] > 0.0
@@ -98,6 +111,8 @@ def test_the_record_has_the_promised_keys(monkeypatch: pytest.MonkeyPatch) -> No
     assert record.figures["single_process_overhead"] == 0.004
     assert record.figures["exposed_sparse_share_exact_overlap_items_1000000"] == 0.25
     grid, headline, catalogues = result.tables
-    assert len(grid.rows) == 2 * 3 * 3 * 4 and len(headline.rows) == 4
+    assert len(grid.rows) == 2 * 3 * 3 * 4 + 2 * 4 and len(headline.rows) == 4
+    assert [row[:3] for row in grid.rows[-8::4]] == [["large", 2, 2000], ["large", 2, 8000]]
+    assert "exposed_sparse_share_semi_async_large_8000_2" in record.figures
     assert [row[0] for row in catalogues.rows] == [10_000, 100_000, 1_000_000]
     assert "<svg" in result.plots["overlap"]

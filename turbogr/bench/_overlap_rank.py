@@ -44,7 +44,6 @@ PIPELINES: dict[str, dict[str, Any]] = {
 }
 _FIRST_WAIT = {"serial": "exposed_sparse", "pipeline": "exposed_sparse"}
 """What a rank waits for first after the backward, where it is not the sum of the dense gradients."""
-_WARM = 2
 _BEHIND = 1  # steps to read ahead for while the last measured one runs
 _ROUNDS = 6
 
@@ -68,7 +67,7 @@ def _steps(world: World, model: str, mode: str, options: dict[str, Any]) -> dict
     with tempfile.TemporaryDirectory() as folder:
         trainer = _make_trainer(world, model, mode, options, Path(folder))
         marks: list[tuple[float, float, float, Window]] = []
-        num_steps = options["max_steps"]
+        warm, num_steps = options["warm_steps"], options["max_steps"]
         asked = []
         with trainer.flights() as flights:
             for done, flight in enumerate(flights, 1):
@@ -76,14 +75,14 @@ def _steps(world: World, model: str, mode: str, options: dict[str, Any]) -> dict
                 asked.append(0 if flight.request is None else flight.request.ids.numel())
                 clocks = time.perf_counter(), time.thread_time(), time.process_time()
                 marks.append((*clocks, dataclasses.replace(trainer.progress.window)))
-                if done == _WARM:
+                if done == warm > 1:
                     # Everybody must stop after the same step.
                     slowest = max(world.gather_objects(marks[-1][0] - marks[-2][0]))
                     num_steps = min(num_steps, max(options["min_steps"], round(options["seconds"] / slowest)))
-                if done == _WARM + num_steps + _BEHIND:
+                if done == warm + num_steps + _BEHIND:
                     break
-    *start, before = marks[_WARM - 1]
-    *end, after = marks[_WARM + num_steps - 1]
+    *start, before = marks[warm - 1]
+    *end, after = marks[warm + num_steps - 1]
     seconds, main_seconds, all_seconds = (late - early for early, late in zip(start, end, strict=True))
     own = {
         "seconds": seconds / num_steps,
@@ -97,7 +96,7 @@ def _steps(world: World, model: str, mode: str, options: dict[str, Any]) -> dict
         "rows_shared": float(after.rows_shared - before.rows_shared) / num_steps,
         "dim": float(trainer.table.dim),
     }
-    arrivals = _arrivals(trainer.timeline, range(_WARM, _WARM + num_steps))
+    arrivals = _arrivals(trainer.timeline, range(warm, warm + num_steps))
     last = [max(times) for times in zip(*world.gather_objects([start for start, _ in arrivals]), strict=True)]
     own["skew"] = sum(max(0.0, min(end, late) - start) for (start, end), late in zip(arrivals, last, strict=True))
     own["skew"] /= seconds
@@ -138,7 +137,7 @@ def _make_trainer(world: World, model: str, mode: str, options: dict[str, Any], 
         pipeline=PipelineConfig(**PIPELINES[mode]),
     )
     config = resolve(config, num_items=num_items, num_sequences=2**20, typical_length=1, longest_length=2**31)
-    num_sequences = batch_size * (_WARM + options["max_steps"] + _BEHIND)
+    num_sequences = batch_size * (options["warm_steps"] + options["max_steps"] + _BEHIND)
     store = _store(folder / "store", num_sequences, length, num_items)
     mesh = Mesh.build(world, choose_mesh(world.size, world.local_size, groups=options["groups"]), "cpu")
     return Trainer(config, store, folder / "run", device=torch.device("cpu"), gemm_peak=None, mesh=mesh)

@@ -4,13 +4,14 @@ Two nodes, emulated with network namespaces, share one item table. `serial` does
 loads and exchanges ids ahead, `semi_async` and `exact_overlap` are the update modes of training. The demand of a case
 is the time that its vectors and gradients need on the link divided by the time that a step computes: beyond 1 no
 schedule can hide them. The figures without a suffix are those of the headline: more sequences and steps of one model on
-one link with the first number of ranks, also in other catalogues, of which consecutive batches share more or less.
+one link with the first number of ranks, also in other catalogues, of which consecutive batches share more or less. The
+largest model takes seconds for a step, so it has fewer cases and steps.
 `single_process_overhead` is what the pipeline costs where there is nothing to hide.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from turbogr.bench._network import emulated_network
@@ -33,6 +34,10 @@ SETTINGS: dict[str, Any] = {
     "min_steps": 2,
     "max_steps": 16,
     "groups": 1,
+    "warm_steps": 2,
+    "large_model": "large",  # with the first number of ranks on the links below; empty leaves it out
+    "large_mbits": [2000, 8000],  # its dense gradients cross too: slower links would be busy with them alone
+    "large_steps": 2,
     "headline_model": "medium",
     "headline_mbits": 2000,
     "headline_sequences": 16,
@@ -54,7 +59,7 @@ Step = Mapping[str, float]
 
 def run(settings: Mapping[str, Any]) -> Result:
     """Measure; figures as above, and `exposed_sparse_share_MODE_MODEL_MBITS_RANKS` for every case."""
-    for name in (*settings["models"], settings["headline_model"]):
+    for name in (*settings["models"], settings["large_model"] or "large", settings["headline_model"]):
         if name not in PRESETS:
             raise UserError(f"models: unknown '{name}', choose from {', '.join(PRESETS)}.{nearest(name, PRESETS)}")
     options = {**settings, "modes": list(PIPELINES)}
@@ -62,21 +67,30 @@ def run(settings: Mapping[str, Any]) -> Result:
     rows: list[list[Cell]] = []
     points: dict[str, list[tuple[float, float]]] = {mode: [] for mode in PIPELINES}
     notes = set()
-    for ranks in settings["ranks"]:
-        for mbits in settings["mbits"]:
-            found, note = _measured(options, ranks, mbits)
-            notes.add(note)
-            for model, modes in found.items():
-                rows += _rows(model, modes, ranks, mbits)
-                for mode, step in modes.items():
-                    figures[f"exposed_sparse_share_{mode}_{model}_{mbits}_{ranks}"] = step["exposed_sparse"]
-                    points[mode].append((link_demand(modes.values(), ranks, mbits), step["exposed_sparse"]))
+    for ranks, mbits, case in _cases(options):
+        found, note = _measured(case, ranks, mbits)
+        notes.add(note)
+        for model, modes in found.items():
+            rows += _rows(model, modes, ranks, mbits)
+            for mode, step in modes.items():
+                figures[f"exposed_sparse_share_{mode}_{model}_{mbits}_{ranks}"] = step["exposed_sparse"]
+                points[mode].append((link_demand(modes.values(), ranks, mbits), step["exposed_sparse"]))
     tables = [Table("Steps on two nodes", _COLUMNS, rows)]
     headline, more = _headline(options)
     alone = {"models": ["tiny", "small"], "seconds": settings["overhead_seconds"], "max_steps": _ALONE_STEPS}
     overhead = run_as_ranks(_RANK, 1, {**options, **alone})
     figures |= {**headline, "single_process_overhead": max(overhead.values())}
     return Result(figures, tables + more, {"overlap": _plot(points)} if rows else {}, sorted(notes))
+
+
+def _cases(options: Mapping[str, Any]) -> Iterator[tuple[int, float, Mapping[str, Any]]]:
+    """Yield (number of ranks, Mbit/s, options) of all that stands in the table and the plot."""
+    for ranks in options["ranks"]:
+        yield from ((ranks, mbits, options) for mbits in options["mbits"])
+    if options["large_model"]:
+        steps = {"warm_steps": 1, "min_steps": options["large_steps"], "max_steps": options["large_steps"]}
+        case = {**options, **steps, "models": [options["large_model"]]}
+        yield from ((options["ranks"][0], mbits, case) for mbits in options["large_mbits"])
 
 
 def _measured(options: Mapping[str, Any], ranks: int, mbits: float) -> tuple[dict[str, dict[str, Step]], str]:
