@@ -280,6 +280,8 @@ class TrainConfig:
     `recompute` keeps the inputs of the blocks alone for the backward pass and computes what is inside them once more:
     the same weights with a fraction of the memory, in about a third more time.
     `profile` times a few early steps on a CPU by operator, for the report; it costs about a millisecond a step.
+    `timeline` is what is kept of when every stage ran: `last` the newest few hundred steps of the first rank, `all`
+    every step of every rank, about 110 bytes a stage, in the folder timeline.
     """
 
     epochs: int | None = 20
@@ -294,6 +296,7 @@ class TrainConfig:
     keep_checkpoints: int = 2
     tensorboard: bool = True
     profile: bool = True
+    timeline: Literal["last", "all"] = "last"
 
     def check(self) -> None:
         _positive(self, "epochs", "steps", "threads", "log_every", "checkpoint_every", "keep_checkpoints")

@@ -19,6 +19,7 @@ from tests.train.conftest import write_store
 from tests.train.test_overlap import (
     BESIDE,
     STAGES,
+    events_of,
     operations_of_waiting,
     sparse,
     train_epochs,
@@ -135,6 +136,7 @@ def test_a_signal_and_resume_on_ranks_changes_nothing(
     mode: str, config: Config, store_path: Path, tmp_path: Path
 ) -> None:
     config = with_pipeline(sparse(config), mode=mode)
+    config = dataclasses.replace(config, train=dataclasses.replace(config.train, timeline="all"))
     straight = run_ranks(2, train_run, config, store_path, tmp_path / "straight")
     stopped = run_ranks(2, train_run, config, store_path, tmp_path / "stopped", 1)
     assert [end["status"] for end in straight] == ["finished"] * 2
@@ -143,6 +145,10 @@ def test_a_signal_and_resume_on_ranks_changes_nothing(
     again = run_ranks(2, train_again, config, store_path, tmp_path / "stopped")
     assert [end["status"] for end in again] == ["finished"] * 2
     assert_same_end(config, Store.open(store_path), tmp_path / "straight", tmp_path / "stopped")
+    for rank in (0, 1):
+        spans = [event for event in events_of(tmp_path / f"stopped/timeline/rank-{rank}.json") if event["ph"] == "X"]
+        assert {event["pid"] for event in spans} == {rank}
+        assert {event["args"]["step"] for event in spans if event["name"] == "dense"} == set(range(40))
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "adagrad clipped"])

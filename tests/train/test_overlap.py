@@ -23,7 +23,7 @@ from turbogr import cli
 from turbogr.config import Config, PipelineConfig, dump_config
 from turbogr.data.store import Store
 from turbogr.errors import UserError
-from turbogr.train import overlap
+from turbogr.train import overlap, timeline
 from turbogr.train.checkpoint import Checkpoints
 from turbogr.train.lanes import tensors_of
 from turbogr.train.optimizers import lr_factor
@@ -560,13 +560,52 @@ def test_records_say_where_the_time_went_and_what_reads_saw(
 
 
 def test_a_timeline_keeps_the_newest_spans() -> None:
-    timeline = Timeline()
+    kept = Timeline()
     for step in range(10_000):
-        with timeline.span("main", "dense", step):
+        with kept.span("main", "dense", step):
             pass
-    events = timeline.to_trace()["traceEvents"]
+    events = kept.to_trace()["traceEvents"]
     assert len(events) == 1 + 4096 and events[-1]["args"]["step"] == 9999
     assert events[0]["args"]["name"] == "main"
+
+
+def events_of(path: Path) -> list[dict[str, Any]]:
+    opening, *lines = path.read_text().splitlines()
+    assert opening == "["
+    return [json.loads(line.removesuffix(",")) for line in lines]
+
+
+@pytest.mark.parametrize("mode", ["sync", "exact_overlap"])
+def test_all_stages_of_all_steps_can_be_kept(
+    mode: str, config: Config, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timeline, "_KEPT", 20)
+    monkeypatch.setattr(timeline, "_AT_ONCE", 50)
+    config = with_pipeline(sparse(config), mode=mode)
+    config = dataclasses.replace(config, train=dataclasses.replace(config.train, timeline="all"))
+    with monkeypatch.context() as patch:
+        stop_after(patch, 7)
+        train(config, store.path, tmp_path / "run")
+    path = tmp_path / "run/timeline/rank-0.json"
+    before = events_of(path)
+    with path.open("ab") as file:
+        file.write(b'{"ph": "X", "name": "den')  # what a kill may leave
+    train(config, store.path, tmp_path / "run", resume=True)
+    events = events_of(path)
+    assert events[: len(before)] == before
+    spans = [event for event in events if event["ph"] == "X"]
+    lanes = {event["tid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
+    for name in ("embed", "dense", "reduce", "agree", "update"):
+        own = [event for event in spans if event["name"] == name and lanes[event["tid"]] == "main"]
+        assert {event["args"]["step"] for event in own} == set(range(40)), name
+        assert [event["ts"] for event in own] == sorted(event["ts"] for event in own)
+    stages = {(lanes[event["tid"]], event["name"]) for event in spans}
+    assert (("wait", "wait") in stages) == (mode == "exact_overlap")
+
+
+def test_by_default_the_newest_spans_alone_are_kept(config: Config, store: Store, tmp_path: Path) -> None:
+    train(sparse(config), store.path, tmp_path / "run")
+    assert (tmp_path / "run/timeline.json").exists() and not (tmp_path / "run/timeline").exists()
 
 
 def test_a_depth_that_a_mode_cannot_have_is_refused() -> None:

@@ -161,6 +161,8 @@ class Trainer:
         config, progress = self.config, self.progress
         self._wall_offset = progress.wall_seconds - time.perf_counter()
         self.stop = stop = AgreedStop(self.world)
+        if config.train.timeline == "all":
+            self.timeline.stream_to(self.run)
         with stop, self._tracker() as tracker:
             try:
                 while (status := self._status()) is None:
@@ -171,6 +173,7 @@ class Trainer:
                     with self.flights() as flights:
                         for flight in flights:
                             self._step_and_profile(flight)
+                            self.timeline.flush()
                             tracker.advance()
                             if progress.step % config.train.log_every == 0:
                                 self._record_training(tracker)
@@ -184,6 +187,8 @@ class Trainer:
             except NonFiniteError:
                 self._checkpoint(tracker)
                 raise
+            finally:
+                self.timeline.flush(least=1)
             if status == "interrupted":
                 self._checkpoint(tracker)
         return TrainResult(self.run, status, progress.step, progress.best_step, progress.best_value, stop.signal)
