@@ -7,6 +7,7 @@ import pytest
 from tests.parallel.ranks import run_ranks
 from turbogr import bench
 from turbogr.bench import _scaling_rank, scaling
+from turbogr.bench._ranks import RankKilled
 from turbogr.bench._simulator import Cluster, Link, OneRank, Work, step_seconds
 from turbogr.errors import UserError
 from turbogr.parallel.world import joined
@@ -108,6 +109,18 @@ def test_the_figures_have_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "simulator_error" not in record.figures  # two ranks alone do not judge it
     with pytest.raises(UserError, match=r"unknown 'hstu_tinny'.*Did you mean 'hstu_tiny'"):
         bench.run_benchmark("scaling", ["presets=hstu_tinny"])
+
+
+def test_a_preset_that_does_not_fit_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(module: str, ranks: int, options: dict[str, Any]) -> dict[str, Any]:
+        if options["preset"] == "large" and ranks == 2:
+            raise RankKilled("a rank of 2 was killed")
+        return fake_ranks(module, ranks, options)
+
+    monkeypatch.setattr(scaling, "run_as_ranks", killed)
+    record, result = bench.run_benchmark("scaling", ["presets=hstu_tiny,hstu_large", "simulated=8"])
+    assert "efficiency_2_hstu_tiny" in record.figures and "efficiency_2_hstu_large" not in record.figures
+    assert "hstu_large is left out: a rank of 2 was killed" in result.notes
 
 
 def measure_small() -> dict[str, Any]:

@@ -25,6 +25,10 @@ _MOMENT_SECONDS = 0.5
 _TOLD_CHARACTERS = 2000
 
 
+class RankKilled(UserError):
+    """A rank of a benchmark was killed from outside."""
+
+
 def run_as_ranks(
     module: str, ranks: int, options: Mapping[str, Any], network: Network = LOOPBACK, *, threads: int = 1
 ) -> dict[str, Any]:
@@ -34,7 +38,7 @@ def run_as_ranks(
     when it is run.
 
     Raises:
-        UserError: a rank was killed, as the system does when memory runs out.
+        RankKilled: a rank was killed, as the system does when memory runs out.
         RuntimeError: the processes failed; the message holds the end of what each said.
     """
     assert ranks % len(network.nodes) == 0, (ranks, network)
@@ -61,7 +65,7 @@ def run_as_ranks(
             processes.append(process)
         failed = _failures(processes)
         if -signal.SIGKILL in failed.values():
-            raise UserError(
+            raise RankKilled(
                 f"a rank of {ranks} was killed, as the system does when memory runs out; smaller models or fewer "
                 "sequences need less (--set)"
             )

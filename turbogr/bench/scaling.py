@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from turbogr.bench._balance_measured import lognormal
-from turbogr.bench._ranks import ranks_per_core, run_as_ranks
+from turbogr.bench._ranks import RankKilled, ranks_per_core, run_as_ranks
 from turbogr.bench._simulator import Cluster, Link, OneRank, Work, step_seconds
 from turbogr.bench.record import Cell, Result, Table
 from turbogr.config import PRESETS, ModelConfig
@@ -44,7 +44,14 @@ SETTINGS: dict[str, Any] = {
     "network_latency": 2e-5,
 }
 
-_SEQUENCES = {"tiny": 8, "small": 4, "medium": 2, "large": 2, "long": 1}
+_SEQUENCES = {
+    "tiny": 8,
+    "small": 4,
+    "medium": 2,
+    "large": 2,
+    "long": 1,
+    "fuxi_large": 1,
+}  # what two ranks have room for
 _MEDIAN, _MEAN = 8591, 11_796
 _RANK = "turbogr.bench._scaling_rank"
 _COLUMNS = ["preset", "sequences", "1 rank s", "2 ranks s", "efficiency", "cores alone"]
@@ -79,9 +86,14 @@ def run(settings: Mapping[str, Any]) -> Result:
     rows: list[list[Cell]] = []
     judged: list[list[Cell]] = []
     series = []
+    notes = [_assumptions(settings)]
     for name in settings["presets"]:
         ranks = [1, 2, *(settings["judge_ranks"] if name in settings["judge_presets"] else [])]
-        found = _measure(name, sorted(set(ranks)), settings)
+        try:
+            found = _measure(name, sorted(set(ranks)), settings)
+        except RankKilled as error:
+            notes.append(f"{name} is left out: {error}")
+            continue
         efficiency = found.seconds[1] / found.seconds[2]
         figures[f"efficiency_2_{name}"] = efficiency
         figures[f"cores_2_{name}"] = found.cores
@@ -104,14 +116,14 @@ def run(settings: Mapping[str, Any]) -> Result:
         x=Axis("ranks", log=True, format=lambda ranks: f"{ranks:,.0f}"),
         y=Axis("throughput ÷ that of as many single ranks", zero=True),
     )
-    return Result(figures, tables, {"scaling": plot}, [_assumptions(settings)])
+    return Result(figures, tables, {"scaling": plot}, notes)
 
 
 def _measure(name: str, sizes: list[int], settings: Mapping[str, Any]) -> Measured:
     family, _, size = name.partition("_")
     model = ModelConfig(name=MODELS[family], preset=size, dropout=0.5)  # type: ignore[arg-type]
     max_len, dim = PRESETS[size]["max_len"], PRESETS[size]["dim"]
-    sequences = settings["sequences"] or _SEQUENCES[size]
+    sequences = settings["sequences"] or _SEQUENCES.get(name, _SEQUENCES[size])
     lengths = lognormal(sequences, _MEDIAN, _MEAN, max_len)
     options = {key: settings[key] for key in ("seconds", "max_steps", "num_items", "num_negatives")}
     options |= {"model": model.name, "preset": size, "lengths": lengths.tolist()}
