@@ -85,6 +85,7 @@ def run(settings: Mapping[str, Any]) -> Result:
     figures: dict[str, float] = {}
     rows: list[list[Cell]] = []
     judged: list[list[Cell]] = []
+    judged_on: set[int] = set()
     series = []
     notes = [_assumptions(settings)]
     for name in settings["presets"]:
@@ -99,12 +100,15 @@ def run(settings: Mapping[str, Any]) -> Result:
         figures[f"cores_2_{name}"] = found.cores
         rows.append([name, found.sequences, found.seconds[1], found.seconds[2], efficiency, found.cores])
         judged += [_judge(name, found, size) for size in found.seconds if size > 1]
+        judged_on |= found.seconds.keys()
         curve = [_simulated_efficiency(found, size, settings) for size in settings["simulated"]]
         figures.update(
             {f"efficiency_{n}_simulated_{name}": e for n, e in zip(settings["simulated"], curve, strict=True)}
         )
         series.append(Series(name, settings["simulated"], curve))
-    if any(name in settings["judge_presets"] for name in settings["presets"]):
+    if not rows:
+        raise UserError(f"no preset could be measured: {'; '.join(notes[1:])}")
+    if judged_on - {1, 2}:
         figures["simulator_error"] = float(np.mean([abs(float(row[-1] or 0.0)) for row in judged]))
     tables = [
         Table("The same work per rank", _COLUMNS, rows),
