@@ -11,6 +11,7 @@ from typing import Literal
 
 from turbogr.evaluate.evaluator import baseline_metrics, evaluate
 from turbogr.recommend import open_run
+from turbogr.train.selection import describe_checkpoint
 
 
 @dataclass(frozen=True)
@@ -51,5 +52,5 @@ def evaluate_run(
         filter_seen=settings.filter_seen,
     )
     baselines = baseline_metrics(opened.store, opened.split, part, ks=settings.ks, filter_seen=settings.filter_seen)
-    protocol = f"{result.protocol}; {opened.info['which']} checkpoint, of step {opened.info['step']:,}"
+    protocol = f"{result.protocol}; {describe_checkpoint(opened.config, opened.split, opened.info, part)}"
     return RunEvaluation(part, result.metrics, baselines, result.num_users, opened.info["step"], protocol)

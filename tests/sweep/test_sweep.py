@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -156,6 +157,11 @@ def test_a_sweep_compares_and_runs_nothing_twice(recipe, data, tmp_path, capsys)
         summary = json.loads((out / run["name"] / "summary.json").read_text())
         assert run["metrics"]["ndcg@10"] == summary["metrics"]["ndcg@10"]
         assert run["curve"]["epoch"] == [1.0, 2.0]
+    first = json.loads((out / "tiny" / "seed=0" / "summary.json").read_text())
+    assert {baseline["name"]: baseline["metrics"] for baseline in record["baselines"]} == first["baselines"]
+    for name, metrics in first["baselines"].items():
+        (line,) = [line.split() for line in shown.splitlines() if line.startswith(name)]
+        assert line[1:5] == ["-", "test", "-", "-"] and line[5] == f"{metrics['hr@10']:.4f}"
     assert (out / "sweep.svg").read_text().startswith("<svg")
     times = {path: path.stat().st_mtime_ns for path in out.glob("tiny/*/summary.json")}
 
@@ -318,6 +324,21 @@ def test_the_table_has_mean_and_spread_and_says_what_is_open():
     ]
 
 
+def test_baselines_stand_once_or_with_the_settings_that_change_them():
+    def run(settings, popularity, part="test"):
+        found = run_of("a", ("a", settings), [0.5])
+        return dataclasses.replace(found, part=part, baselines={"popularity": {"hr@10": popularity}, "markov": {}})
+
+    table = Comparison("hr@10", [run("", 0.1), run("", 0.1)]).table()
+    assert table.rows[1:] == [["popularity", "-", "test", "-", "-", "0.1000"], ["markov", "-", "test", "-", "-", "-"]]
+    table = Comparison("hr@10", [run("split=x", 0.1), run("split=y", 0.2), run("split=y", 0.2)]).table()
+    assert [row[:2] + row[-1:] for row in table.rows[2:]] == [
+        ["popularity", "split=x", "0.1000"], ["popularity", "split=y", "0.2000"], ["markov", "-", "-"]
+    ]  # fmt: skip
+    parts = Comparison("hr@10", [run("", 0.1), run("", 0.1, "valid")]).baselines()
+    assert [baseline.part for baseline in parts if baseline.name == "popularity"] == ["test", "valid"]
+
+
 def test_no_mean_mixes_the_test_item_with_the_validation_item(recipe, data, tmp_path, capsys):
     out = tmp_path / "sweep"
     assert sweep(recipe, data, out, "--grid", "train.seed=0,1,2", "--jobs", "2") == 0
@@ -329,6 +350,7 @@ def test_no_mean_mixes_the_test_item_with_the_validation_item(recipe, data, tmp_
     comparison = compare(cells_of([recipe], grid("train.seed=0,1,2")), out)
     assert comparison is not None
     rows = [dict(zip(comparison.table().columns, row, strict=True)) for row in comparison.table().rows]
+    rows = [row for row in rows if row["recipe"] == "tiny"]
     assert [(row["runs"], row["measured on"], row["epoch chosen on"]) for row in rows] == [
         ("2", "test", "validation"),
         ("1 (1 not finished)", "validation", "validation"),

@@ -24,6 +24,8 @@ def test_the_summary_tells_what_the_best_checkpoint_is_worth(config: Config, sto
     assert all(values.items() <= found["baselines"][name].items() for name, values in measured.baselines.items())
     assert {f"{name}@{k}" for name in ("hr", "ndcg") for k in (1, 10, 50, 200)} <= found["metrics"].keys()
     assert (found["part"], found["status"], found["steps"], found["epochs"]) == ("test", "finished", 12, 3)
+    assert found["selected_on"] == "valid hr@10" and found["protocol"] == measured.protocol
+    assert measured.protocol.endswith(", chosen by its hr@10 on the validation items")
     assert 0 < found["mfu_strict"] < found["mfu_nominal"]
     assert found["tokens_per_second"] > 0 and found["wall_seconds"] > 0 and found["peak_memory_bytes"] > 2**20
     environment = json.loads((run / "environment.json").read_text())

@@ -67,6 +67,7 @@ def _evaluate(args: argparse.Namespace, world: World) -> None:
     from turbogr.evaluate.heldout import HeldOut
     from turbogr.evaluate.samples import sample_users, write_samples
     from turbogr.recommend import open_run
+    from turbogr.train.selection import describe_checkpoint, selected_on
 
     if args.batch_size is not None and args.batch_size < 1:
         raise UserError(f"--batch-size is {args.batch_size}; give at least 1")
@@ -96,7 +97,7 @@ def _evaluate(args: argparse.Namespace, world: World) -> None:
         return
     baselines = _baselines(opened, args.part)
     measured = {"model": result.metrics, **baselines}
-    protocol = f"{result.protocol}; {_checkpoint(opened, args.part)}"
+    protocol = f"{result.protocol}; {describe_checkpoint(opened.config, opened.split, opened.info, args.part)}"
     # One sentence heads the file: that of the test part, if it has been measured.
     earlier = _earlier_evaluation(target, opened.info["step"])
     head: dict[str, Any] = {"num_users": result.num_users, "protocol": protocol, "skipped": result.skipped}
@@ -107,7 +108,7 @@ def _evaluate(args: argparse.Namespace, world: World) -> None:
         {**earlier.get("parts", {}), args.part: measured},
         step=opened.info["step"],
         epoch=opened.info["epoch"],
-        selected_on=_selected_on(opened),
+        selected_on=selected_on(opened.config, opened.split, opened.info),
         **head,
     )
     if args.json is not None:
@@ -157,30 +158,6 @@ def _table(model: str, measured: dict[str, dict[str, float]]) -> str:
     for metric in measured["model"]:
         lines.append(f"{metric:<8}" + "".join(f"{values[metric]:>12.4f}" for values in measured.values()))
     return "\n".join(lines)
-
-
-def _selecting_part(opened: TrainedRun) -> str:
-    return opened.config.evaluate.part or ("valid" if (opened.split.valid >= 0).any() else "test")
-
-
-def _selected_on(opened: TrainedRun) -> str | None:
-    """Return the part and metric that chose the checkpoint, None where nothing chose it."""
-    if opened.info["which"] != "best":
-        return None
-    return f"{_selecting_part(opened)} {opened.config.evaluate.metric}"
-
-
-def _checkpoint(opened: TrainedRun, part: str) -> str:
-    """Say which checkpoint was measured and how it was chosen."""
-    epoch = opened.info["epoch"]
-    at = f"checkpoint of step {opened.info['step']:,}" + ("" if epoch is None else f" (epoch {epoch:g})")
-    if opened.info["which"] != "best":
-        return f"{at}, the last one"
-    metric = opened.config.evaluate.metric
-    if _selecting_part(opened) == part:
-        return f"{at}, chosen by its {metric} on these same held-out items"
-    chosen = {"valid": "validation", "test": "test"}[_selecting_part(opened)]
-    return f"{at}, chosen by its {metric} on the {chosen} items"
 
 
 def _earlier_evaluation(path: Path, step: int) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 A finished run counts with the test metrics of its best checkpoint (its summary.json); one that is not finished with its
 best evaluation so far, which is on the validation item where the split has one: the table says what a line is measured
 on, and no mean is taken over different parts. Runs that differ only in `train.seed` are repetitions: their mean is
-given with the standard deviation between them.
+given with the standard deviation between them. Below them stand the baselines that finished runs were measured beside.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from __future__ import annotations
 import functools
 import json
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,17 @@ class Run:
     curve: dict[str, list[float]] = field(default_factory=dict)
     part: str = "test"
     chosen_on: str = "test"
+    baselines: dict[str, dict[str, float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """What needs no training, on the items and users that runs of `settings` were measured on."""
+
+    name: str
+    settings: str
+    part: str
+    metrics: dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -57,8 +69,20 @@ class Comparison:
             groups.setdefault(run.group, []).append(run)
         return groups
 
+    def baselines(self) -> list[Baseline]:
+        """Every baseline once, or once for each of the settings that change what it is worth, as those of data do."""
+        found: list[Baseline] = []
+        for run in self.runs:
+            for name, metrics in run.baselines.items():
+                if not any((known.name, known.part, known.metrics) == (name, run.part, metrics) for known in found):
+                    found.append(Baseline(name, run.group[1], run.part, metrics))
+        times = Counter(baseline.name for baseline in found)
+        alone = [replace(baseline, settings="") if times[baseline.name] == 1 else baseline for baseline in found]
+        return sorted(alone, key=lambda baseline: list(times).index(baseline.name))
+
     def table(self) -> Table:
-        """Mean and spread of every metric that all runs have, a line for each group and part it is measured on."""
+        """Mean and spread of every metric that all runs have, a line for each group and part it is measured on, and
+        one for each baseline."""
         names = [name for name in self.runs[0].metrics if all(name in run.metrics for run in self.runs)]
         settings = any(label for _, label in self.groups())
         rows = []
@@ -70,6 +94,10 @@ class Comparison:
                 epochs = _mean_and_spread([_best_epoch(run, self.metric) for run in runs], digits=0)
                 cells = [_mean_and_spread([run.metrics[name] for run in runs]) for name in names]
                 rows.append([recipe, *([label or "-"] if settings else []), count, *parts, epochs, *cells])
+        for baseline in self.baselines():
+            cells = [f"{baseline.metrics[name]:.4f}" if name in baseline.metrics else "-" for name in names]
+            label = [baseline.settings or "-"] if settings else []
+            rows.append([baseline.name, *label, "-", _ITEMS[baseline.part], "-", "-", *cells])
         told = ["runs", "measured on", "epoch chosen on", "best epoch"]
         columns = ["recipe", *(["settings"] if settings else []), *told, *names]
         return Table("Mean over runs ± standard deviation between them", columns, rows)
@@ -107,6 +135,7 @@ class Comparison:
                 }
                 for run in self.runs
             ],
+            "baselines": [asdict(baseline) for baseline in self.baselines()],
         }
 
 
@@ -158,7 +187,8 @@ def _read(cell: Cell, folder: Path, metric: str) -> Run | None:
         metrics = {name: summary["metrics"][name] for name in names if name in summary["metrics"]}
         measured = str(summary["protocol"]).rpartition(";")[0]
         protocol = f"{measured}; the epoch is chosen on the {_ITEMS[chosen_on]} item"
-        return Run(cell.name, cell.group, True, metrics, protocol, curve, summary["part"], chosen_on)
+        baselines = summary.get("baselines", {})
+        return Run(cell.name, cell.group, True, metrics, protocol, curve, summary["part"], chosen_on, baselines)
     best = max(evaluations, key=lambda record: record[metric])
     metrics = {name: best[name] for name in names}
     return Run(cell.name, cell.group, False, metrics, None, curve, chosen_on, chosen_on)

@@ -19,6 +19,7 @@ from turbogr.models.encoder import TableEncoder
 from turbogr.parallel.world import World
 from turbogr.train.checkpoint import load_for_inference
 from turbogr.train.progress import Progress
+from turbogr.train.selection import describe_checkpoint, selected_on
 
 SUMMARY = "summary.json"
 
@@ -74,7 +75,8 @@ def write_summary(
         "metrics": result.metrics,
         "baselines": baselines,
         "num_users": result.num_users,
-        "protocol": f"{result.protocol}; {info['which']} checkpoint, of step {info['step']:,}",
+        "protocol": f"{result.protocol}; {describe_checkpoint(config, split, info, part)}",
+        "selected_on": selected_on(config, split, info),
         "step": info["step"],
         "steps": progress.step,
         "epochs": progress.epochs,

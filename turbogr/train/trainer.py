@@ -38,6 +38,7 @@ from turbogr.train.optimizers import lr_factor
 from turbogr.train.overlap import Flight, Serial, make_executor
 from turbogr.train.profile import Profiler
 from turbogr.train.progress import Progress, Window
+from turbogr.train.selection import selecting_part
 from turbogr.train.step import Measured, Stepper
 from turbogr.train.stopping import AgreedStop
 from turbogr.train.timeline import Timeline
@@ -117,7 +118,7 @@ class Trainer:
         self._profiler = Profiler()
         self.num_steps = self._count_steps()
         """About how many steps the run has; exact when batches are counted in sequences."""
-        self.part = config.evaluate.part or ("valid" if (self.split.valid >= 0).any() else "test")
+        self.part = selecting_part(config, self.split)
         self.selected_by = (
             f"{self.part} {config.evaluate.metric}, seen items {'out' if config.evaluate.filter_seen else 'in'}"
         )
