@@ -96,8 +96,8 @@ class Comparison:
                 rows.append([recipe, *([label or "-"] if settings else []), count, *parts, epochs, *cells])
         for baseline in self.baselines():
             cells = [f"{baseline.metrics[name]:.4f}" if name in baseline.metrics else "-" for name in names]
-            label = [baseline.settings or "-"] if settings else []
-            rows.append([baseline.name, *label, "-", _ITEMS[baseline.part], "-", "-", *cells])
+            with_settings = [baseline.settings or "-"] if settings else []
+            rows.append([baseline.name, *with_settings, "-", _ITEMS[baseline.part], "-", "-", *cells])
         told = ["runs", "measured on", "epoch chosen on", "best epoch"]
         columns = ["recipe", *(["settings"] if settings else []), *told, *names]
         return Table("Mean over runs ± standard deviation between them", columns, rows)
