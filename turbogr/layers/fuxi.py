@@ -22,8 +22,7 @@ from turbogr.ops import (
     RelativeBias,
     fuxi_attention,
     gated_linear,
-    keyed_dropout,
-    norm_linear,
+    gated_mlp,
     norm_linear_pieces,
 )
 
@@ -90,11 +89,16 @@ class FuXiBlock(Block):
             dropout=tokens.dropout(self.dropout, self.site),
             keys=tokens.keys,
         )
-        normed = F.rms_norm(mixed, (self.dim,), eps=_EPS)
-        normed = keyed_dropout(normed, tokens.dropout(self.dropout, self.site + 1), tokens.keys)
-        gate = norm_linear(normed, self.ffn_gate, norm="none", activation="silu")
-        up = norm_linear(normed, self.ffn_up, norm="none", activation="none")
-        return gated_linear(up, gate, mixed, self.ffn_down, norm="none")
+        return gated_mlp(
+            mixed,
+            self.ffn_gate,
+            self.ffn_up,
+            self.ffn_down,
+            norm="rms",
+            eps=_EPS,
+            dropout=tokens.dropout(self.dropout, self.site + 1),
+            keys=tokens.keys,
+        )
 
     def _bias(self, tokens: Tokens) -> RelativeBias | DecayBias:
         position_weight = spread_positions(self.position_weight, self.max_len)

@@ -2,6 +2,7 @@
 
 from turbogr.ops.embedding import embed
 from turbogr.ops.gated_linear import gated_linear
+from turbogr.ops.gated_mlp import gated_mlp
 from turbogr.ops.jagged_attention import RelativeBias, hstu_attention
 from turbogr.ops.jagged_attention.fuxi import DecayBias, fuxi_attention
 from turbogr.ops.jagged_attention.softmax import softmax_attention
@@ -21,6 +22,7 @@ __all__ = [
     "embed",
     "fuxi_attention",
     "gated_linear",
+    "gated_mlp",
     "hstu_attention",
     "keep_freed_memory",
     "keyed_dropout",
