@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import json
 import os
 import signal
@@ -187,10 +188,10 @@ def test_a_sweep_compares_and_runs_nothing_twice(recipe, data, tmp_path, capsys)
     assert sweep("gone/tiny.yaml", data, linked, *named, "--grid", "train.seed=0,1", "--compare-only") == 0
     shown = capsys.readouterr()
     lines = [line.split() for line in shown.out.splitlines()]
-    assert [line[:3] for line in lines if line[:1] == ["tiny"]] == [["tiny", "four", "2"], ["tiny", "eight", "1"]]
+    assert [line[:3] for line in lines if line[:1] == ["tiny"]] == [["tiny", "four", "2"]]
     assert [line.partition("note: ")[2] for line in shown.err.splitlines()] == [
-        "tiny/eight,seed=0 was trained with loss.num_negatives=4, not 8",
-        "tiny/eight,seed=0 was trained with train.seed=2, not 0",
+        "tiny/eight,seed=0 is left out: it was trained with loss.num_negatives=4, not 8; "
+        "trained with train.seed=2, not 0"
     ]
     assert json.loads((linked / "sweep.json").read_text())["runs"][0]["settings"] == "four"
 
@@ -219,6 +220,97 @@ def test_a_signal_reaches_the_runs_and_the_next_start_resumes(recipe, data, tmp_
     done = int(record["runs"][0]["curve"]["epoch"][-1])
     assert sweep(recipe, data, out, "--set", f"train.epochs={done + 1}") == 0
     assert json.loads((out / "sweep.json").read_text())["runs"][0]["finished"] is True
+
+
+@pytest.mark.parametrize("signals", [[signal.SIGINT] * 2, [signal.SIGHUP], [signal.SIGTERM] * 2, [signal.SIGKILL]])
+def test_no_run_outlives_its_sweep(recipe, data, tmp_path, signals):
+    if signal.SIGKILL in signals and not sys.platform.startswith("linux"):
+        pytest.skip("only Linux tells a process that its parent was killed")
+    out = tmp_path / "sweep"
+    arguments = ["sweep", str(recipe), "--data", str(data), "--out", str(out), "--set", "train.epochs=100000"]
+    process = subprocess.Popen([sys.executable, "-m", "turbogr", *arguments], stderr=subprocess.DEVNULL)
+    record = out / "tiny" / "run.json"
+    wait_until(lambda: (out / "tiny" / "metrics.jsonl").exists())
+    for number in signals:
+        os.kill(process.pid, number)
+        time.sleep(0.03)
+    process.wait(120)
+    wait_until(lambda: not is_held(out / "tiny"))  # what is killed cannot wait for its runs
+    assert json.loads(record.read_text())["status"] != "finished"
+    if signal.SIGHUP in signals:
+        assert process.returncode == 129 and json.loads(record.read_text())["status"] == "interrupted"
+
+
+def wait_until(true, seconds=120):
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def is_held(run):
+    """Whether a process is training in this folder."""
+    handle = os.open(run, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(handle)
+    return False
+
+
+def test_runs_of_other_data_or_settings_are_not_taken_for_those_of_the_sweep(recipe, data, tmp_path, capsys):
+    out, other = tmp_path / "sweep", tmp_path / "store"
+    write_store(other, draw_histories(1, 60, 20, shortest=4), 20)
+    assert sweep(recipe, data, out, "--grid", "train.seed=0") == 0
+    shown = capsys.readouterr()
+    for store, more, words in (
+        (other, [], f"trained on {data}"),
+        (data, ["--set", "model.dim=16"], "model.dim=8, not 16"),
+    ):
+        assert sweep(recipe, store, out, "--grid", "train.seed=0,1", *more) == 2
+        shown = capsys.readouterr()
+        assert words in shown.err and "±" not in shown.out and not (out / "tiny" / "seed=1").exists()
+        assert sweep(recipe, store, out, "--grid", "train.seed=0", "--compare-only", *more) == 2
+        shown = capsys.readouterr()
+        assert f"tiny/seed=0 is left out: it was trained {'on' if store is other else 'with'}" in shown.err
+        assert "no run of this sweep" in shown.err and "hr@10" not in shown.out
+
+
+def test_every_recipe_chooses_by_its_own_metric(recipe, data, tmp_path, capsys):
+    by_rank = tmp_path / "rank.yaml"
+    by_rank.write_text(RECIPE.replace("ndcg@10", "mrr").replace("epochs: 2", "epochs: 8"))
+    out = tmp_path / "sweep"
+    assert main(["sweep", str(recipe), str(by_rank), "--data", str(data), "--out", str(out)]) == 0
+    shown = capsys.readouterr().out
+    assert "validation, ndcg@10" in shown and "validation, mrr" in shown
+    runs = {run["name"]: run for run in json.loads((out / "sweep.json").read_text())["runs"]}
+    for name, metric in (("tiny", "ndcg@10"), ("rank", "mrr")):
+        curve = runs[name]["curve"]
+        best = curve["epoch"][curve[metric].index(max(curve[metric]))]
+        step = json.loads((out / name / "summary.json").read_text())["step"]
+        assert (runs[name]["chosen_by"], runs[name]["best_epoch"]) == (metric, best)
+        assert step == best * runs_per_epoch(out / name)
+
+
+def runs_per_epoch(run):
+    record = json.loads((run / "summary.json").read_text())
+    return record["steps"] / record["epochs"]
+
+
+def test_a_damaged_summary_is_made_again(recipe, data, tmp_path, capsys):
+    out = tmp_path / "sweep"
+    assert sweep(recipe, data, out, "--grid", "train.seed=0,1", "--jobs", "2") == 0
+    summary = out / "tiny" / "seed=0" / "summary.json"
+    whole = json.loads(summary.read_text())
+    for damaged in (summary.read_text()[:100], "{}", "[]"):
+        summary.write_text(damaged)
+        capsys.readouterr()
+        assert sweep(recipe, data, out, "--grid", "train.seed=0,1", "--compare-only") == 0
+        assert "1 (1 not finished)" in capsys.readouterr().out
+    assert sweep(recipe, data, out, "--grid", "train.seed=0,1") == 0
+    assert json.loads(summary.read_text())["metrics"] == whole["metrics"]
 
 
 TRAINER = """
@@ -322,6 +414,19 @@ def test_the_table_has_mean_and_spread_and_says_what_is_open():
         ["a", "2 (1 not finished)", "test", "test", "2 ± 0", "0.4000 ± 0.1414"],
         ["b", "1", "test", "test", "1", "0.4000"],
     ]
+
+
+def test_runs_without_a_common_epoch_are_drawn_and_told_apart():
+    runs = [
+        dataclasses.replace(run_of(f"a/seed={n}", ("a", ""), [0.1, 0.3]), curve={"epoch": at, "hr@10": [0.1, 0.3]})
+        for n, at in enumerate(([0.5, 0.58], [0.55, 0.64]))
+    ]
+    comparison = Comparison("hr@10", runs)
+    assert comparison.table().rows[0][4] == "0.61 ± 0.04"
+    drawn = comparison.plot()
+    assert "a/seed=0" in drawn and "a/seed=1" in drawn
+    other = dataclasses.replace(runs[0], name="b", group=("b", ""), metric="mrr", curve={"epoch": [1.0], "mrr": [0.2]})
+    assert "a/seed=0" in Comparison("hr@10", [*runs, other]).plot()
 
 
 def test_baselines_stand_once_or_with_the_settings_that_change_them():

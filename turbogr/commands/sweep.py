@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the command; return its exit status."""
     from turbogr.errors import UserError
     from turbogr.files import replace_text
-    from turbogr.sweep import Outcome, cells_of, check, compare, mislabelled, parse_axis, parse_variant, sweep
+    from turbogr.sweep import Outcome, cells_of, check, compare, misplaced, parse_axis, parse_variant, sweep
 
     variants = [parse_variant(variant) for variant in args.variant]
     cells = cells_of(args.recipes, [parse_axis(axis) for axis in args.grid], variants)
@@ -65,11 +65,12 @@ def run(args: argparse.Namespace) -> int:
     outcome = Outcome({}, None)
     if not args.compare_only:
         outcome = sweep(cells, Path(args.data), args.out, overrides=args.overrides, jobs=args.jobs)
-    comparison = compare(cells, args.out)
+    others = misplaced(cells, Path(args.data), args.out, args.overrides)
+    for cell, reasons in others.items():
+        print(f"turbogr: note: {cell.name} is left out: it was {'; '.join(reasons)}", file=sys.stderr)
+    comparison = compare([cell for cell in cells if cell not in others], args.out)
     if comparison is None and args.compare_only:
-        raise UserError(f"no run in {args.out} has been evaluated yet; leave --compare-only out to start them")
-    for note in mislabelled(cells, args.out):
-        print(f"turbogr: note: {note}", file=sys.stderr)
+        raise UserError(f"no run of this sweep in {args.out} has been evaluated yet; start them without --compare-only")
     if comparison is not None:
         record = {"command": _command(), **comparison.record()}
         replace_text(args.out / "sweep.json", json.dumps(record, indent=1, allow_nan=False) + "\n")

@@ -1,7 +1,7 @@
 """Many runs of recipes over a grid of settings: start them, go on after an interruption, compare what came out."""
 
 from turbogr.sweep.grid import Cell, cells_of, parse_axis, parse_variant
-from turbogr.sweep.results import Comparison, compare, mislabelled
+from turbogr.sweep.results import Comparison, compare, misplaced
 from turbogr.sweep.runner import Outcome, check, sweep
 
 __all__ = [
@@ -11,7 +11,7 @@ __all__ = [
     "cells_of",
     "check",
     "compare",
-    "mislabelled",
+    "misplaced",
     "parse_axis",
     "parse_variant",
     "sweep",

@@ -18,11 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from turbogr.bench.record import Table
-from turbogr.config import load_config
+from turbogr.config import Config, load_config
+from turbogr.data.store import Store
 from turbogr.errors import UserError
 from turbogr.report.charts import Axis, Series, line_chart
 from turbogr.sweep.grid import Cell
-from turbogr.train.summary import SUMMARY
+from turbogr.train.checkpoint import read_run_record
+from turbogr.train.summary import read_summary
 
 _ITEMS = {"test": "test", "valid": "validation"}
 
@@ -31,7 +33,8 @@ _ITEMS = {"test": "test", "valid": "validation"}
 class Run:
     """One run: its metrics, and its curve as a list of values by name of the metric, beside `epoch`.
 
-    `part`, test or valid, is what the metrics are measured on; `chosen_on` that of the curve, which chose the epoch.
+    `part`, test or valid, is what the metrics are measured on; `chosen_on` that of the curve, whose best value of
+    `metric` chose the epoch.
     """
 
     name: str
@@ -43,6 +46,12 @@ class Run:
     part: str = "test"
     chosen_on: str = "test"
     baselines: dict[str, dict[str, float]] = field(default_factory=dict)
+    metric: str = "hr@10"
+
+    @property
+    def best_epoch(self) -> float:
+        values = self.curve[self.metric]
+        return self.curve["epoch"][values.index(max(values))]
 
 
 @dataclass(frozen=True)
@@ -57,7 +66,7 @@ class Baseline:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The runs of a sweep that have been evaluated at least once, compared by `metric`."""
+    """The runs of a sweep that have been evaluated at least once; their curves are drawn by `metric`."""
 
     metric: str
     runs: Sequence[Run]
@@ -85,15 +94,19 @@ class Comparison:
         one for each baseline."""
         names = [name for name in self.runs[0].metrics if all(name in run.metrics for run in self.runs)]
         settings = any(label for _, label in self.groups())
-        rows = []
+        one_metric = len({run.metric for run in self.runs}) == 1
+        rows: list[list[str]] = []
         for (recipe, label), group in self.groups().items():
             for runs in _by_part(group):
                 open_runs = sum(not run.finished for run in runs)
                 count = f"{len(runs)}" + (f" ({open_runs} not finished)" if open_runs else "")
-                parts = [_ITEMS[runs[0].part], _ITEMS[runs[0].chosen_on]]
-                epochs = _mean_and_spread([_best_epoch(run, self.metric) for run in runs], digits=0)
+                chosen_by = "" if one_metric else f", {runs[0].metric}"
+                parts = [_ITEMS[runs[0].part], _ITEMS[runs[0].chosen_on] + chosen_by]
+                epochs = [run.best_epoch for run in runs]
+                whole = all(epoch.is_integer() for epoch in epochs)
+                best = _mean_and_spread(epochs, digits=0 if whole else 2)
                 cells = [_mean_and_spread([run.metrics[name] for run in runs]) for name in names]
-                rows.append([recipe, *([label or "-"] if settings else []), count, *parts, epochs, *cells])
+                rows.append([recipe, *([label or "-"] if settings else []), count, *parts, best, *cells])
         for baseline in self.baselines():
             cells = [f"{baseline.metrics[name]:.4f}" if name in baseline.metrics else "-" for name in names]
             with_settings = [baseline.settings or "-"] if settings else []
@@ -103,10 +116,19 @@ class Comparison:
         return Table("Mean over runs ± standard deviation between them", columns, rows)
 
     def plot(self) -> str:
-        """The metric by epoch, a line for each group with the range of its runs as a band."""
+        """The metric by epoch, a line for each group with the range of its runs as a band.
+
+        Runs of a group that were never evaluated at the same epoch are a line each; those without the metric have none.
+        """
         series = []
-        for group, runs in self.groups().items():
+        for group, all_runs in self.groups().items():
+            runs = [run for run in all_runs if self.metric in run.curve]
+            if not runs:
+                continue
             epochs = _common([run.curve["epoch"] for run in runs])
+            if not epochs:
+                series += [Series(run.name, run.curve["epoch"], run.curve[self.metric]) for run in runs]
+                continue
             columns = [dict(zip(run.curve["epoch"], run.curve[self.metric], strict=True)) for run in runs]
             values = [[column[epoch] for column in columns] for epoch in epochs]
             low, high = ([min(at) for at in values], [max(at) for at in values]) if len(runs) > 1 else (None, None)
@@ -129,7 +151,8 @@ class Comparison:
                     "finished": run.finished,
                     "part": run.part,
                     "chosen_on": run.chosen_on,
-                    "best_epoch": _best_epoch(run, self.metric),
+                    "chosen_by": run.metric,
+                    "best_epoch": run.best_epoch,
                     "metrics": run.metrics,
                     "curve": run.curve,
                 }
@@ -147,30 +170,41 @@ def compare(cells: Sequence[Cell], out: Path) -> Comparison | None:
         folder = out / cell.name
         if not (folder / "metrics.jsonl").exists():
             continue
-        metric = metric or load_config(folder / "config.yaml").evaluate.metric
-        run = _read(cell, folder, metric)
+        run = _read(cell, folder, load_config(folder / "config.yaml").evaluate.metric)
         if run is not None:
+            metric = metric or run.metric
             runs.append(run)
     return Comparison(metric, runs) if metric and runs else None
 
 
-def mislabelled(cells: Sequence[Cell], out: Path) -> list[str]:
-    """Say which run folders were not trained with the settings of their cells, as those put there by hand may be."""
-    found = []
+def misplaced(cells: Sequence[Cell], data: Path, out: Path, overrides: Sequence[str] = ()) -> dict[Cell, list[str]]:
+    """Return the cells whose folders hold runs of other data or settings, as those put there by hand may be, with
+    what is different."""
+    content = Store.open(data).manifest.content_hash
+    found: dict[Cell, list[str]] = {}
     for cell in cells:
-        path = out / cell.name / "config.yaml"
-        if not path.exists():
+        folder = out / cell.name
+        if not (folder / "config.yaml").exists() or not (folder / "run.json").exists():
             continue
-        trained = load_config(path)
-        try:
-            named = load_config(path, cell.overrides)
-        except UserError:
-            found.append(f"{cell.name} was not trained with {', '.join(cell.overrides)}")
-            continue
-        for key, value in cell.settings:
-            actual, wanted = (functools.reduce(getattr, key.split("."), config) for config in (trained, named))
-            if wanted is not None and actual != wanted:  # what is unset, the run has chosen
-                found.append(f"{cell.name} was trained with {key}={actual}, not {value}")
+        trained_on = read_run_record(folder)["data"]
+        different = [] if trained_on["content_hash"] == content else [f"trained on {trained_on['path']}, not {data}"]
+        different += _other_settings(load_config(folder / "config.yaml"), cell, folder, overrides)
+        if different:
+            found[cell] = different
+    return found
+
+
+def _other_settings(trained: Config, cell: Cell, folder: Path, overrides: Sequence[str]) -> list[str]:
+    asked = [*overrides, *cell.overrides]
+    try:
+        named = load_config(folder / "config.yaml", asked)
+    except UserError:
+        return [f"not trained with {', '.join(asked)}"]
+    found = []
+    for key, value in dict(setting.split("=", 1) for setting in asked).items():
+        actual, wanted = (functools.reduce(getattr, key.strip().split("."), config) for config in (trained, named))
+        if wanted is not None and actual != wanted:  # what is unset, the run has chosen
+            found.append(f"trained with {key}={actual}, not {value}")
     return found
 
 
@@ -182,16 +216,16 @@ def _read(cell: Cell, folder: Path, metric: str) -> Run | None:
     evaluations = [record for record in evaluations if record["part"] == chosen_on]
     names = [name for name in evaluations[0] if "@" in name or name == "mrr"]
     curve = {name: [round(float(record[name]), 6) for record in evaluations] for name in ("epoch", *names)}
-    if (folder / SUMMARY).exists():
-        summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
+    summary = read_summary(folder)
+    if summary is not None:
         metrics = {name: summary["metrics"][name] for name in names if name in summary["metrics"]}
         measured = str(summary["protocol"]).rpartition(";")[0]
         protocol = f"{measured}; the epoch is chosen on the {_ITEMS[chosen_on]} item"
         baselines = summary.get("baselines", {})
-        return Run(cell.name, cell.group, True, metrics, protocol, curve, summary["part"], chosen_on, baselines)
+        return Run(cell.name, cell.group, True, metrics, protocol, curve, summary["part"], chosen_on, baselines, metric)
     best = max(evaluations, key=lambda record: record[metric])
     metrics = {name: best[name] for name in names}
-    return Run(cell.name, cell.group, False, metrics, None, curve, chosen_on, chosen_on)
+    return Run(cell.name, cell.group, False, metrics, None, curve, chosen_on, chosen_on, metric=metric)
 
 
 def _by_part(runs: Sequence[Run]) -> list[list[Run]]:
@@ -211,11 +245,6 @@ def _records(path: Path) -> Iterable[Mapping[str, Any]]:
         if record.get("kind") == "eval":
             by_step[record["step"]] = record
     return [by_step[step] for step in sorted(by_step)]
-
-
-def _best_epoch(run: Run, metric: str) -> float:
-    values = run.curve[metric]
-    return run.curve["epoch"][values.index(max(values))]
 
 
 def _common(epochs: Sequence[Sequence[float]]) -> list[float]:

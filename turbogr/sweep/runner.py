@@ -1,20 +1,23 @@
 """Runs of a sweep as processes of their own, a few at a time; what is finished is not run again.
 
 A run that fails does not stop the others: its last words are kept, and the next start of the sweep tries it again. The
-first Ctrl-C or SIGTERM is passed on to the runs, which write their checkpoints and end; the next start resumes them.
+first Ctrl-C or SIGTERM is passed on to the runs, which write their checkpoints and end; the next start resumes them. No
+run outlives its sweep: the next signal ends them at once, and on Linux they also end when the sweep is killed.
 """
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from signal import Signals
+from signal import SIGTERM, Signals
 
 from turbogr.config import Config, load_config
 from turbogr.data.store import Store
@@ -22,13 +25,15 @@ from turbogr.errors import UserError
 from turbogr.machine import usable_cores
 from turbogr.sweep.grid import LOGS, Cell
 from turbogr.train.checkpoint import read_run_record
-from turbogr.train.run import resolve_against
+from turbogr.train.run import check_continues, resolve_against
 from turbogr.train.stopping import StopRequest
-from turbogr.train.summary import SUMMARY
+from turbogr.train.summary import read_summary
 
 TRAIN = [sys.executable, "-m", "turbogr", "train"]
 
 _POLL_SECONDS = 0.2
+_C_LIBRARY = ctypes.CDLL(None)  # loaded here: between fork and exec little is safe
+_PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 
 
 @dataclass(frozen=True)
@@ -62,7 +67,7 @@ def sweep(
     running: list[_Run] = []
     failed: dict[str, str] = {}
     number = skipped
-    with StopRequest() as stop:
+    with StopRequest() as stop, _ending(running):
         passed_on = False
         while running or (waiting and not stop):
             while waiting and len(running) < jobs and not stop:
@@ -86,6 +91,23 @@ def sweep(
     return Outcome(failed, stop.signal)
 
 
+@contextmanager
+def _ending(running: Sequence[_Run]) -> Iterator[None]:
+    """Whatever ends the block early ends the runs too: those told before at once, others after their checkpoints."""
+    try:
+        yield
+    except BaseException:
+        for run in running:
+            run.process.terminate()
+        try:
+            for run in running:
+                run.process.wait()
+        finally:
+            for run in running:
+                run.process.kill()
+        raise
+
+
 class _Run:
     def __init__(self, cell: Cell, data: Path, out: Path, overrides: Sequence[str], jobs: int) -> None:
         self.cell = cell
@@ -106,6 +128,7 @@ class _Run:
                 stderr=subprocess.STDOUT,
                 env={**threads, **os.environ},
                 start_new_session=True,
+                preexec_fn=_ends_with_its_parent,
             )
 
     def minutes(self) -> float:
@@ -128,6 +151,17 @@ class _Run:
         return said[-1] if said else f"ended with status {self.process.returncode} and no word"
 
 
+def _ends_with_its_parent() -> None:
+    """In a new process: ask the system for a SIGTERM when the sweep is gone, however it went.
+
+    It comes once for every thread of a sweep that was killed, so that the run may end within its last checkpoint; the
+    one before stays.
+    """
+    prctl = getattr(_C_LIBRARY, "prctl", None)
+    if prctl is not None:
+        prctl(_PR_SET_PDEATHSIG, int(SIGTERM), 0, 0, 0)
+
+
 def _signal_name(number: int) -> str:
     try:
         return Signals(number).name
@@ -139,12 +173,13 @@ def check(cells: Sequence[Cell], data: Path, out: Path, overrides: Sequence[str]
     """Read every recipe with its settings against the store; return the cells that are not finished with them.
 
     Raises:
-        UserError: a recipe, setting or store that cannot be trained.
+        UserError: a recipe, setting or store that cannot be trained, or a run of another one where a cell's would go.
     """
     store = Store.open(data)
     waiting = []
     for cell in cells:
         config = resolve_against(load_config(cell.recipe, [*overrides, *cell.overrides]), store)
+        check_continues(out / cell.name, config, store)
         if not _is_finished(out / cell.name, config):
             waiting.append(cell)
     return waiting
@@ -152,7 +187,7 @@ def check(cells: Sequence[Cell], data: Path, out: Path, overrides: Sequence[str]
 
 def _is_finished(run: Path, config: Config) -> bool:
     """Whether a run has come to its end with this config; what may change in a run and what not, it knows itself."""
-    if not (run / SUMMARY).exists() or read_run_record(run)["status"] in ("running", "interrupted", "failed"):
+    if read_summary(run) is None or read_run_record(run)["status"] in ("running", "interrupted", "failed"):
         return False
     before = load_config(run / "config.yaml")
     return before == dataclasses.replace(config, parallel=before.parallel)

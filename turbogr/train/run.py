@@ -32,6 +32,7 @@ from turbogr.parallel.mesh import Mesh, MeshSize, choose_mesh
 from turbogr.parallel.world import World, joined, set_patience
 from turbogr.train.calibration import with_measured_cost
 from turbogr.train.checkpoint import read_run_record
+from turbogr.train.selection import check_selection
 from turbogr.train.stopping import AgreedStop
 from turbogr.train.summary import SUMMARY, summary_is_current, write_summary
 from turbogr.train.trainer import Trainer, TrainResult, choose_device
@@ -254,6 +255,12 @@ def _holds_a_run(run: Path) -> bool:
     return any(entry.name not in left_behind and not entry.name.endswith(".part") for entry in run.iterdir())
 
 
+def check_continues(run: Path, config: Config, store: Store) -> None:
+    """Raise the UserError with which `train` refuses to resume a run with this config and store; no run, no error."""
+    if _holds_a_run(run):
+        _resumed_record(run, config, store, [])
+
+
 @contextmanager
 def _alone_in(run: Path) -> Iterator[None]:
     """Hold the run folder against a second trainer; the lock ends with the process, however it ends."""
@@ -269,8 +276,13 @@ def _alone_in(run: Path) -> Iterator[None]:
 
 
 def resolve_against(config: Config, store: Store) -> Config:
-    """Fill in the sizes of a config that follow from the data of a store."""
+    """Fill in the sizes of a config that follow from the data of a store, and check that it can be trained on it.
+
+    Raises:
+        UserError: a split that the store does not allow or that holds nothing out to choose a checkpoint by.
+    """
     split = Split.of(store, config.data.split)
+    check_selection(config, split, store)
     inputs = split.train_end - np.asarray(store.offsets[:-1]) - 1
     num_sequences = int((inputs > 0).sum())
     inputs = np.maximum(inputs, 1)

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM as a flag that long work looks at, so that a run ends between two steps and not inside one."""
+"""SIGINT, SIGTERM and SIGHUP as a flag that long work looks at, so that a run ends between two steps, not in one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from turbogr.parallel.world import World
 class StopRequest:
     """Inside `with`, the first signal sets `signal`; a second one ends the process the usual way.
 
-    Outside the main thread, where Python cannot set handlers, nothing is caught and `signal` stays None.
+    A SIGHUP that is ignored, as under nohup, stays so. Outside the main thread, where Python cannot set handlers,
+    nothing is caught and `signal` stays None.
     """
 
     def __init__(self) -> None:
@@ -25,8 +26,9 @@ class StopRequest:
 
     def __enter__(self) -> StopRequest:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._previous[number] = signal.signal(number, self._handle)
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                    self._previous[number] = signal.signal(number, self._handle)
         return self
 
     def __exit__(

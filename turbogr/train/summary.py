@@ -93,11 +93,18 @@ def write_summary(
 
 def summary_is_current(run: Path, config: Config, progress: Progress) -> bool:
     """Whether summary.json tells of this very state of the run."""
+    summary = read_summary(run)
+    return summary is not None and bool(summary["state"] == _state(config, progress))
+
+
+def read_summary(run: Path) -> dict[str, Any] | None:
+    """Return summary.json; None where there is none or a damaged one, which resuming the run makes anew."""
     try:
-        state = json.loads((run / SUMMARY).read_text(encoding="utf-8"))["state"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
-    return bool(state == _state(config, progress))
+        summary = json.loads((run / SUMMARY).read_text(encoding="utf-8"))
+        complete = {"part", "metrics", "protocol", "step", "state"} <= summary.keys()
+    except (OSError, ValueError, AttributeError):
+        return None
+    return dict(summary) if complete else None
 
 
 def _state(config: Config, progress: Progress) -> dict[str, Any]:
