@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from turbogr.config import (
     HARD_DELAY,
+    MAX_TIME_BUCKETS,
     Config,
     EvaluateConfig,
     OptimizerConfig,
@@ -22,6 +23,7 @@ from turbogr.config import (
     resolve,
 )
 from turbogr.errors import UserError
+from turbogr.ops.jagged_attention import MAX_TIME_WEIGHTS
 
 
 @pytest.fixture
@@ -71,6 +73,7 @@ def test_values_arrive_where_they_belong(recipe):
         ("model: 3", ["model", "mapping"]),
         ("[1, 2]", ["mapping"]),
         ("model: {dim: 0}", ["model.dim must be positive"]),
+        ("model: {num_time_buckets: 65536}", ["model.num_time_buckets must be between 1 and 65535", "got 65536"]),
         ("model: {dropout: 1.0}", ["model.dropout must be below 1"]),
         ("model: {dim: 10, num_heads: 3}", ["model.dim 10", "model.num_heads 3"]),
         ("data: {batch_size: 2, batch_tokens: 10}", ["data.batch_size", "data.batch_tokens"]),
@@ -93,6 +96,11 @@ def test_a_mistake_is_named_with_its_place(recipe, text, words):
     for word in words:
         assert word in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_as_many_time_buckets_are_allowed_as_attention_serves(recipe):
+    assert MAX_TIME_BUCKETS == MAX_TIME_WEIGHTS - 1
+    assert load_config(recipe("model: {num_time_buckets: 65535}")).model.num_time_buckets == MAX_TIME_BUCKETS
 
 
 def test_a_recipe_that_cannot_be_read(tmp_path):

@@ -46,14 +46,17 @@ _DEPTH = 6
 
 _SIZES = {"num_blocks": 2, "num_heads": 1, "num_time_buckets": 128}
 
+MAX_TIME_BUCKETS = 2**16 - 1
+"""Most time buckets that attention serves, which keeps the bucket of a pair of events in 16 bits."""
+
 
 @dataclass(frozen=True)
 class ModelConfig:
     """The sequence model. A size that is unset comes from the preset, if there is one, else from the data (dim,
     max_len), dim / num_heads (qk_dim, v_dim) or a default: 2 blocks, 1 head, 128 time buckets.
 
-    Positions further apart than `max_distance` (unset: max_len) count as that far apart. The feed-forward part of
-    SASRec and FuXi is `ffn_multiplier` · dim wide.
+    `max_distance` distances (unset: max_len) have weights of their own; longer ones share the longest's. The
+    feed-forward part of SASRec and FuXi is `ffn_multiplier` · dim wide.
     """
 
     name: Literal["hstu", "sasrec", "fuxi-alpha", "fuxi-beta", "fuxi-gamma"] = "hstu"
@@ -72,6 +75,7 @@ class ModelConfig:
     def check(self) -> None:
         sizes = ("dim", "num_blocks", "num_heads", "qk_dim", "v_dim", "max_len", "max_distance", "num_time_buckets")
         _positive(self, *sizes, "ffn_multiplier")
+        _between(self, 1, MAX_TIME_BUCKETS, "num_time_buckets")
         _between(self, 0.0, 1.0, "dropout")
         if self.dropout >= 1.0:
             raise UserError(f"model.dropout must be below 1, got {self.dropout}")

@@ -97,7 +97,7 @@ def test_held_out_users_are_accounted_for(make_store: MakeStore) -> None:
     assert test.targets.tolist() == [2, 2, 1]
     assert valid.users.tolist() == [2, 3]
     assert valid.skipped == {"no valid event": 2}
-    items, lengths = test.histories(1, 3)
+    items, lengths = test.seen(1, 3)
     assert items.tolist() == [0, 1, 2, 1, 0]
     assert lengths.tolist() == [2, 3]
     with pytest.raises(UserError, match="evaluate the test part"):

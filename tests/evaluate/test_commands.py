@@ -56,6 +56,19 @@ def run(trained: Path, tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
+def test_another_filter_leaves_the_run_as_it_is(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = sorted(path.name for path in run.iterdir())
+    assert cli.main(["evaluate", str(run), "--filter-last", "2"]) == 0
+    assert "without the user's last 2 earlier items" in capsys.readouterr().out
+    assert cli.main(["evaluate", str(run), "--filter-last", "2", "--json", str(tmp_path / "two.json")]) == 0
+    assert sorted(path.name for path in run.iterdir()) == before
+    opened = open_run(run)
+    result = evaluate(opened.encoder, opened.store, opened.split, max_len=12, ks=(5, 10), filter_last=2)
+    assert json.loads((tmp_path / "two.json").read_text())["parts"]["test"]["model"] == result.metrics
+    assert cli.main(["evaluate", str(run), "--filter-last", "0"]) == 2
+    assert "--filter-last is 0; give at least 1" in capsys.readouterr().err
+
+
 def test_evaluate_prints_and_writes_what_it_measured(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert cli.main(["evaluate", str(run), "--json", str(tmp_path / "copy.json")]) == 0
     printed = capsys.readouterr().out

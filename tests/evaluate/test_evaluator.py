@@ -65,7 +65,9 @@ def hstu(num_items: int, max_len: int) -> TableEncoder:
     return TableEncoder(model, table)
 
 
-def definition(encoder: Encoder, store: Store, split: Split, part: str, max_len: int, filter_seen: bool) -> list[int]:
+def definition(
+    encoder: Encoder, store: Store, split: Split, part: str, max_len: int, filter_seen: bool, last: int = 10**9
+) -> list[int]:
     """One user at a time, scores in fp64, candidates sorted in Python."""
     ranks = []
     items = encoder.item_rows(0, store.num_items).double().numpy()
@@ -75,7 +77,7 @@ def definition(encoder: Encoder, store: Store, split: Split, part: str, max_len:
         start = int(store.offsets[user])
         batch = history_batch(store, np.array([user]), np.array([event]), max_len)
         scores = items @ encoder.encode_last(batch)[0].double().numpy()
-        target, seen = int(store.items[event]), set(store.items[start:event].tolist())
+        target, seen = int(store.items[event]), set(store.items[max(start, event - last) : event].tolist())
         candidates = [i for i in range(store.num_items) if i == target or not filter_seen or i not in seen]
         ranks.append(1 + sorted(candidates, key=lambda item: (-scores[item], item)).index(target))
     return ranks
@@ -95,6 +97,20 @@ def test_ranks_follow_the_definition(make_store: MakeStore, part: str, filter_se
     assert result.num_users + sum(result.skipped.values()) == store.num_users
     assert "leave-two-out" in result.protocol
     assert "all 40 items" in result.protocol
+
+
+@pytest.mark.parametrize("last", [1, 5, 1000])
+def test_the_filter_may_end_after_the_last_items(make_store: MakeStore, last: int) -> None:
+    store = make_store(draw_histories(1, 150, 40), 40)
+    split = Split.of(store)
+    encoder = MeanEncoder(40)
+    result = evaluate(encoder, store, split, max_len=7, filter_last=last)
+    assert result.ranks.tolist() == definition(encoder, store, split, "test", 7, True, last)
+    assert f"without the user's last {last} earlier items" in result.protocol
+    everything = evaluate(encoder, store, split, max_len=7)
+    assert (result.ranks.tolist() == everything.ranks.tolist()) == (last == 1000)
+    baselines = [baseline_metrics(store, split, filter_last=limit) for limit in (last, None)]
+    assert (baselines[0] == baselines[1]) == (last == 1000)
 
 
 @pytest.mark.parametrize("kind", ["spread", "near ties", "hstu"])

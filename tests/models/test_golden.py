@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from turbogr.cli import main
-from turbogr.config import ModelConfig
+from turbogr.config import MAX_TIME_BUCKETS, ModelConfig
 from turbogr.errors import UserError
 from turbogr.models.golden import Golden, relative_error, write_golden
 from turbogr.models.retrieval import BLOCKS
@@ -113,6 +113,15 @@ def test_the_command_writes_what_it_reads(tmp_path: Path, capsys: pytest.Capture
         ({"num_heads": np.array("two")}, ["'num_heads' must be one whole number"]),
         ({"num_heads": np.array(1.5)}, ["'num_heads' must be a whole number", "1.5"]),
         ({"qk_dim": np.array(2**40)}, ["'qk_dim' must be a whole number from 1 to"]),
+        ({"num_buckets": np.array(100_000)}, ["'num_buckets' must be a whole number from 1 to 65,535", "100000"]),
+        ({"output": np.zeros((1, 1, 2**20), "f2")}, ["'output' has shape (1, 1, 1048576)", "at most 262,144"]),
+        ({"param/blocks.0.ffn_up": np.zeros((0, 2**61), "f2")}, ["ffn_up' has shape (0, ", "at most 262,144"]),
+        (
+            {"param/_hstu._attention_layers.0._norm.weight": np.ones(8)},
+            ["'param/_hstu._attention_layers.0._norm.weight'", "our hstu does not have", "leave them out of the file"],
+        ),
+        ({"grad/_hstu._attention_layers.0._norm.weight": np.ones(8)}, ["'grad/", "our hstu does not have"]),
+        ({f"param/_output.{number}": np.ones(8) for number in range(5)}, ["'param/_output.2' and 2 more of"]),
         ({"model": np.array(3)}, ["'model' must be one text"]),
         ({"lengths": np.array([0.5, 1, 1, 1, 1])}, ["'lengths' must hold whole numbers"]),
         ({"ids": np.full((5, 7), 2**63, np.uint64)}, ["'ids' must hold whole numbers within int64"]),
@@ -130,6 +139,20 @@ def test_a_faulty_file_is_refused_in_one_sentence(
     assert message.count("\n") == 1
     for word in ["faulty.npz", *words]:
         assert word in message
+
+
+def test_what_stands_beside_the_layout_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "port.npz"
+    write_golden(path, CONFIG)
+    change(path, commit=np.array("3f2c"), **{"buffer/mask": np.ones((7, 7), bool)})
+    assert main(["conformance", str(path)]) == 0
+
+
+@pytest.mark.parametrize("name", ["hstu", "fuxi-alpha"])
+def test_all_time_buckets_that_are_allowed_work(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "many.npz"
+    write_golden(path, dataclasses.replace(named(name), num_time_buckets=MAX_TIME_BUCKETS))
+    assert main(["conformance", str(path), "--backend", "all"]) == 0
 
 
 def as_another_port_writes(path: Path, floats: str, integers: str) -> None:
@@ -246,8 +269,62 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path, capsys: pytest.CaptureFi
         assert main(["conformance", str(path)]) == 2
         assert f"cannot read the golden file {path}" in capsys.readouterr().err
     assert main(["conformance", "--write", str(tmp_path / "no" / "f.npz")]) == 2
-    assert main(["conformance", "--write", str(tmp_path / "f.npz"), "--max-len", "1"]) == 2
     assert main(["conformance", "--write", str(tmp_path / "f.npz"), "--dim", "10", "--num-heads", "4"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--num-time-buckets", "100000"], ["--num-time-buckets is 100000", "from 1 to 65,535"]),
+        (["--max-len", "99999999"], ["--max-len is 99999999", "from 2 to 65,536"]),
+        (["--max-len", "1"], ["--max-len is 1;", "from 2"]),
+        (["--dim", "0"], ["--dim is 0", "from 1"]),
+        (["--num-blocks", "-3"], ["--num-blocks is -3"]),
+        (["--seed", "-1"], ["--seed is -1", "0 or more"]),
+        (["--tolerance", "nan"], ["--tolerance is nan"]),
+        (["--dim", "16384", "--num-blocks", "1024"], ["1024 blocks of width 16384", "GiB", "choose smaller sizes"]),
+    ],
+)
+def test_what_cannot_be_written_is_refused_in_one_sentence(
+    tmp_path: Path, options: list[str], words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["conformance", "--write", str(tmp_path / "f.npz"), *options]) == 2
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1
+    assert all(word in message for word in words), message
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_memory_of_the_reference_grows_with_the_pairs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["conformance", "--write", str(tmp_path / "f.npz"), "--max-len", "65536", "--num-blocks", "1024"]
+    assert main([*command, "--backend", "reference"]) == 2
+    assert "65,536 places takes about" in capsys.readouterr().err
+
+
+def test_a_file_that_exists_is_replaced_only_when_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "port.npz"
+    path.write_text("somebody's work")
+    command = ["conformance", "--write", str(path)]
+    assert main(command) == 2
+    assert f"{path} already exists; name another file or pass --overwrite" in capsys.readouterr().err
+    assert path.read_text() == "somebody's work"
+    assert main([*command, "--overwrite"]) == 0
+    assert main(["conformance", str(path)]) == 0
+    for more in ([], ["--overwrite"]):
+        assert main(["conformance", "--write", str(tmp_path), *more]) == 2
+        assert f"{tmp_path} is a folder; name a file in it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("tolerance", ["nan", "-1", "inf", "-inf"])
+def test_a_tolerance_that_judges_nothing_is_refused(
+    tmp_path: Path, tolerance: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "port.npz"
+    write_golden(path, CONFIG)
+    assert main(["conformance", str(path), f"--tolerance={tolerance}"]) == 2
+    captured = capsys.readouterr()
+    assert f"--tolerance is {tolerance}; give a number of 0 or more, such as 0.0001" in captured.err
+    assert not captured.out
 
 
 def test_relative_error() -> None:

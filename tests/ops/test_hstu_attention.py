@@ -95,7 +95,7 @@ def test_any_times(times) -> None:  # type: ignore[no-untyped-def]
 
 
 @needs_kernels
-@pytest.mark.parametrize("num_weights", [1, 2, 33, 200])
+@pytest.mark.parametrize("num_weights", [1, 2, 33, 200, 2**16])
 def test_buckets_are_exact_at_every_boundary(num_weights: int) -> None:
     boundaries = reference.bucket_boundaries(160)
     near = torch.cat([boundaries + shift for shift in (-1, 0, 1)]).clamp(min=0)

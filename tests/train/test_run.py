@@ -265,6 +265,40 @@ def test_an_unknown_device_is_named(config: Config, store: Store, tmp_path: Path
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize(
+    ("split", "part", "words"),
+    [
+        ("leave-one-out", "valid", ["no validation item", "; set evaluate.part=test or set data.split=leave-two-out"]),
+        ("time:1000,1001", "valid", ["no validation item", "; set evaluate.part=test or set data.split=leave-two-out"]),
+        ("time:2000,999999999", "test", ["no test item", "; set evaluate.part=valid or set data.split=leave-two-out"]),
+        ("time:999999999", None, ["'test' (the default here)", "no test item", "; set data.split=leave-two-out"]),
+    ],
+)
+def test_a_split_that_cannot_choose_a_checkpoint_is_refused_before_training(
+    split: str, part: Any, words: list[str], config: Config, store: Store, tmp_path: Path
+) -> None:
+    config = dataclasses.replace(
+        config,
+        data=dataclasses.replace(config.data, split=split),
+        evaluate=dataclasses.replace(config.evaluate, part=part),
+    )
+    with pytest.raises(UserError) as caught:
+        train(config, store.path, tmp_path / "run")
+    assert all(word in str(caught.value) for word in ["evaluate.part is ", f"'{split}'", *words]), caught.value
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_part_that_is_not_held_out_is_refused_when_a_run_is_resumed(config: Config, tmp_path: Path) -> None:
+    store, run = write_store(tmp_path / "store", split="leave-one-out"), tmp_path / "run"
+    config = dataclasses.replace(config, train=dataclasses.replace(config.train, epochs=1))
+    train(config, store.path, run)
+    before = (run / "run.json").read_bytes()
+    other = dataclasses.replace(config, evaluate=dataclasses.replace(config.evaluate, part="valid"))
+    with pytest.raises(UserError, match=r"set evaluate\.part=test"):
+        train(other, store.path, run, resume=True)
+    assert (run / "run.json").read_bytes() == before
+
+
 def test_another_metric_starts_the_selection_anew(config: Config, store: Store, tmp_path: Path) -> None:
     run = tmp_path / "run"
     train(config, store.path, run)

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import argparse
+import math
+import os
 from pathlib import Path
 from typing import Any
 
-from turbogr.config import ModelConfig
+from turbogr.config import MAX_TIME_BUCKETS, ModelConfig
 from turbogr.errors import UserError
+from turbogr.files import check_target
 from turbogr.models.golden import TOLERANCE, Difference, Golden, write_golden
 from turbogr.models.retrieval import BLOCKS
 from turbogr.ops import registry
 
 _SIZES = {
-    "dim": (32, "width of the model"),
-    "num-blocks": (2, "number of blocks"),
-    "num-heads": (2, "heads per block"),
-    "max-len": (25, "longest sequence, and N of the 1/N normaliser"),
-    "num-time-buckets": (128, "time buckets besides the first"),
-    "ffn-multiplier": (2, "width of the feed-forward part in model widths"),
-    "seed": (0, "of the random parameters and input"),
+    "dim": (32, 1, 2**14, "width of the model"),
+    "num-blocks": (2, 1, 2**10, "number of blocks"),
+    "num-heads": (2, 1, 2**10, "heads per block"),
+    "max-len": (25, 2, 2**16, "longest sequence, and N of the 1/N normaliser"),
+    "num-time-buckets": (128, 1, MAX_TIME_BUCKETS, "time buckets besides the first"),
+    "ffn-multiplier": (2, 1, 2**4, "width of the feed-forward part in model widths"),
 }
+"""Default, least and largest value, and meaning of the sizes of a file to be written."""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -45,13 +48,17 @@ def add_parser(subparsers: Any) -> None:
     writing = parser.add_argument_group("writing")
     writing.add_argument("--write", action="store_true", help="write FILE.npz instead of reading it")
     writing.add_argument("--model", choices=list(BLOCKS), default="hstu", help="which model (default: hstu)")
-    for name, (default, meaning) in _SIZES.items():
+    writing.add_argument("--overwrite", action="store_true", help="replace a file that exists")
+    for name, (default, _, _, meaning) in _SIZES.items():
         writing.add_argument(f"--{name}", type=int, default=default, help=f"{meaning} (default: {default})")
+    writing.add_argument("--seed", type=int, default=0, help="of the random parameters and input (default: 0)")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the command; return its exit status."""
+    if not (math.isfinite(args.tolerance) and args.tolerance >= 0):
+        raise UserError(f"--tolerance is {args.tolerance:g}; give a number of 0 or more, such as {TOLERANCE:g}")
     if args.write:
         return _write(args)
     golden = Golden.read(args.file)
@@ -72,10 +79,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _write(args: argparse.Namespace) -> int:
-    if args.max_len < 2:
-        raise UserError(f"--max-len {args.max_len}: a golden file needs at least 2 places")
-    if not args.file.parent.is_dir():
-        raise UserError(f"{args.file}: its folder does not exist; make it first")
+    for name, (_, least, largest, _) in _SIZES.items():
+        value = getattr(args, name.replace("-", "_"))
+        if not least <= value <= largest:
+            raise UserError(f"--{name} is {value}; give a whole number from {least} to {largest:,}")
+    if args.seed < 0:
+        raise UserError(f"--seed is {args.seed}; give a whole number of 0 or more")
+    check_target(args.file, "the golden file")
+    if os.path.lexists(args.file) and not args.overwrite:
+        raise UserError(f"{args.file} already exists; name another file or pass --overwrite")
     config = ModelConfig(
         name=args.model,
         dim=args.dim,

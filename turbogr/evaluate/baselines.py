@@ -207,7 +207,7 @@ def _seen_items(held_out: HeldOut, asked: Int64Array, stop: Stop | None) -> Iter
             stop()
         if not wanted[first:last].any():
             continue
-        items, lengths = held_out.histories(first, last)
+        items, lengths = held_out.seen(first, last)
         user = np.repeat(np.arange(first, last), lengths)
         keep = wanted[user] & (items != targets[user])
         pairs, _ = _distinct((user[keep] - first) * num_items + items[keep])

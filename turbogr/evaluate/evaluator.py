@@ -71,6 +71,7 @@ def evaluate(
     max_len: int,
     ks: Sequence[int] = DEFAULT_KS,
     filter_seen: bool = True,
+    filter_last: int | None = None,
     batch_size: int | None = None,
     progress: Callable[[int], None] | None = None,
     should_stop: Callable[[], bool] | None = None,
@@ -78,17 +79,17 @@ def evaluate(
 ) -> Evaluation:
     """Rank the held-out item of every user of `part` ("valid" or "test") against the whole catalogue.
 
-    A user's query is the encoding of the last `max_len` events before the held-out one; with `filter_seen` all items of
-    the user's earlier events are no candidates. `batch_size` users (rounded up to whole tiles) share one pass over the
-    catalogue; unset, it follows from the size of the catalogue. `progress` is called with the number of users encoded
-    since the last call. With a `world` of many ranks all call it together, each ranks its part of the users, and all
-    return the whole result.
+    A user's query is the encoding of the last `max_len` events before the held-out one; with `filter_seen` the items of
+    the user's earlier events are no candidates, all or, with `filter_last`, the newest so many. `batch_size` users
+    (rounded up to whole tiles) share one pass over the catalogue; unset, it follows from the size of the catalogue.
+    `progress` is called with the number of users encoded since the last call. With a `world` of many ranks all call it
+    together, each ranks its part of the users, and all return the whole result.
 
     Raises:
         Interrupted: `should_stop` returned True, on any rank; it is asked several times a second.
         UserError: the split holds nothing out for this part, or a score is not a finite number.
     """
-    held_out = HeldOut.of(store, split, part)
+    held_out = HeldOut.of(store, split, part, filter_last=filter_last)
     targets = torch.from_numpy(held_out.targets)
 
     def rank(chosen: slice, step: Step) -> Int64Array:
@@ -124,14 +125,15 @@ def evaluate(
         users=held_out.users,
         ranks=ranks,
         skipped=held_out.skipped,
-        protocol=protocol(store, split, part, filter_seen),
+        protocol=protocol(store, split, part, filter_seen, filter_last),
     )
 
 
-def protocol(store: Store, split: Split, part: str, filter_seen: bool) -> str:
+def protocol(store: Store, split: Split, part: str, filter_seen: bool, filter_last: int | None = None) -> str:
     """Say in one sentence what the metrics of `part` measure."""
     item = "validation item" if part == "valid" else "test item"
-    seen = "without the user's earlier items" if filter_seen else "the user's earlier items included"
+    newest = "" if filter_last is None else f"last {filter_last} "
+    seen = f"without the user's {newest}earlier items" if filter_seen else "the user's earlier items included"
     return f"{split.describe()}; the {item} is ranked against all {store.num_items:,} items, {seen}"
 
 
@@ -142,10 +144,11 @@ def baseline_metrics(
     *,
     ks: Sequence[int] = DEFAULT_KS,
     filter_seen: bool = True,
+    filter_last: int | None = None,
     should_stop: Callable[[], bool] | None = None,
 ) -> dict[str, Metrics]:
     """Return the metrics of "popularity" and "markov" on the same users, candidates and filter as `evaluate`."""
-    held_out = HeldOut.of(store, split, part)
+    held_out = HeldOut.of(store, split, part, filter_last=filter_last)
     counts = store.item_counts(split.train_end)
 
     def stop() -> None:
@@ -198,5 +201,5 @@ class _StoppableItems:
 
 
 def _seen(held_out: HeldOut, chosen: slice, device: torch.device) -> Jagged:
-    items, lengths = held_out.histories(chosen.start, chosen.stop)
+    items, lengths = held_out.seen(chosen.start, chosen.stop)
     return Jagged.from_lengths(torch.from_numpy(items), torch.from_numpy(lengths)).to(device)

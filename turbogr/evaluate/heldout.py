@@ -19,6 +19,7 @@ class HeldOut:
 
     `users` [n] rows of the store, `starts` [n] their first events, `events` [n] the held-out ones; the history of a
     held-out event is starts[i]:events[i] and never empty. `skipped` counts the users that are not here, by reason.
+    `filter_last` is how many of the newest items of a history are no candidates; None: all of them.
     """
 
     store: Store
@@ -27,9 +28,10 @@ class HeldOut:
     starts: Int64Array
     events: Int64Array
     skipped: dict[str, int]
+    filter_last: int | None = None
 
     @classmethod
-    def of(cls, store: Store, split: Split, part: str) -> HeldOut:
+    def of(cls, store: Store, split: Split, part: str, *, filter_last: int | None = None) -> HeldOut:
         """Collect the held-out events of `part` ("valid" or "test").
 
         Raises:
@@ -46,7 +48,7 @@ class HeldOut:
         assert (events[users] > starts).all(), "a held-out event needs a history"
         missing = store.num_users - len(users)
         skipped = {f"no {part} event": missing} if missing else {}
-        return cls(store, part, users, starts, events[users], skipped)
+        return cls(store, part, users, starts, events[users], skipped, filter_last)
 
     def __len__(self) -> int:
         return len(self.users)
@@ -56,10 +58,13 @@ class HeldOut:
         """Item rows of the held-out events, [n]."""
         return self.store.items[self.events].astype(np.int64)
 
-    def histories(self, first: int, last: int) -> tuple[Int64Array, Int64Array]:
-        """Return the item rows of all events before the held-out ones of users first..last - 1, and their lengths."""
-        lengths = self.events[first:last] - self.starts[first:last]
-        return self.store.items[concatenated_ranges(self.starts[first:last], lengths)].astype(np.int64), lengths
+    def seen(self, first: int, last: int) -> tuple[Int64Array, Int64Array]:
+        """Return the item rows that are no candidates of users first..last - 1, and how many each user has."""
+        events = self.events[first:last]
+        lengths = events - self.starts[first:last]
+        if self.filter_last is not None:
+            lengths = np.minimum(lengths, self.filter_last)
+        return self.store.items[concatenated_ranges(events - lengths, lengths)].astype(np.int64), lengths
 
     def blocks(self, max_events: int) -> list[tuple[int, int]]:
         """Cut the users into (first, last + 1) ranges whose histories hold about `max_events` events together."""

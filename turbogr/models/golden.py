@@ -6,8 +6,9 @@ public implementations; the other models carry ours. Everything is computed with
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from turbogr.config import ModelConfig
+from turbogr.config import MAX_TIME_BUCKETS, ModelConfig
 from turbogr.data.batching import Batch
 from turbogr.errors import UserError, nearest
 from turbogr.files import replacing
 from turbogr.jagged import Jagged
+from turbogr.machine import memory_bytes
 from turbogr.models.retrieval import BLOCKS, RetrievalModel
+from turbogr.ops import registry
 from turbogr.ops.sampled_softmax.reference import unit
 
 TOLERANCE = 1e-4
@@ -37,7 +40,7 @@ _SCALARS = {
 """Sizes by their keys in the file and in the config; the last two may be missing in a file."""
 
 _INTEGERS = ("ids", "timestamps", "lengths")
-_LARGEST_SIZE = 2**20  # beyond any model; products of sizes stay far from overflow
+_LARGEST_SIZE = 2**18  # beyond any model; products of sizes stay far from overflow
 _LAYOUT = "See docs/models/conformance.md for the layout"
 
 _ITEMS = "_embedding_module._item_emb.weight"
@@ -85,7 +88,8 @@ class Golden:
         """Read and check a golden file.
 
         Raises:
-            UserError: the file cannot be read, lacks a tensor, or holds one of the wrong kind or shape.
+            UserError: the file cannot be read, lacks a tensor, or holds one of the wrong kind or shape or of a
+                parameter that our model does not have.
         """
         arrays = _load(path)
         try:
@@ -134,6 +138,7 @@ class Golden:
         for name, shape in shapes.items():
             if tuple(_get(tensors, name).shape) != shape:
                 raise UserError(f"'{name}' has shape {tuple(tensors[name].shape)}, it must be {shape}. {_LAYOUT}")
+        self._refuse_other_parameters(shapes.keys())
         lengths, ids = tensors["lengths"], tensors["ids"]
         if lengths.min() < 0 or lengths.max() >= config.max_len:
             raise UserError(
@@ -143,6 +148,17 @@ class Golden:
         if ids.min() < 0 or ids.max() >= len(items):
             raise UserError(f"ids must lie between 0 and {len(items) - 1}, got {int(ids.min())} to {int(ids.max())}")
 
+    def _refuse_other_parameters(self, known: Collection[str]) -> None:
+        """What agrees while a port's other parameters stand at their first values need not do so once it is trained."""
+        other = [name for name in self.tensors if name.startswith(("param/", "grad/")) and name not in known]
+        if other:
+            more = f" and {len(other) - 3} more" if len(other) > 3 else ""
+            raise UserError(
+                f"it holds {', '.join(map(repr, other[:3]))}{more} of parameters that our {self.config.name} does not "
+                "have, so its model is another one; make the port without them, or leave them out of the file if the "
+                "output does not depend on them"
+            )
+
 
 def write_golden(
     path: Path | str, config: ModelConfig, *, num_items: int = 50, num_sequences: int = 5, seed: int = 0
@@ -150,10 +166,14 @@ def write_golden(
     """Write a golden file of our model with random parameters and input; the file is written aside and renamed.
 
     `config` must have dim and max_len; its position table must cover max_len.
+
+    Raises:
+        UserError: this machine has too little memory for so large a model or input.
     """
     config = config.with_preset()
     assert config.dim is not None and config.max_len is not None and config.max_len >= 2
     assert (config.max_distance or config.max_len) >= config.max_len, "the file's layout has a full position table"
+    _check_memory(config, num_items, num_sequences)
     random = np.random.default_rng(seed)
     model = RetrievalModel(config)
     with torch.no_grad():
@@ -189,6 +209,28 @@ def write_golden(
         arrays["param/" + theirs] = (value.T if transposed else value).contiguous().numpy()
     with replacing(path) as aside, aside.open("wb") as file:
         np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+
+
+def _check_memory(config: ModelConfig, num_items: int, num_sequences: int) -> None:
+    """Estimate what writing a file takes, from the shapes alone: allocating until it fails may end other programs."""
+    assert config.dim is not None and config.max_len is not None and config.num_blocks is not None
+    assert config.num_heads is not None
+    block = [shape for _, shape in _parameter_shapes(dataclasses.replace(config, num_blocks=1))]
+    position = block.pop(0)
+    numbers = math.prod(position) + config.num_blocks * sum(map(math.prod, block)) + (num_items + 1) * config.dim
+    # Every matrix has an input and an output per token, which are kept for the backward pass, and their gradients.
+    widths = config.num_blocks * sum(sum(shape) for shape in block if len(shape) == 2)
+    tokens = num_sequences * config.max_len
+    needed = 4 * (4 * numbers + tokens * (8 * config.dim + widths))
+    serving = {service.operator: service.backend for service in registry.services(torch.device("cpu"))}
+    if serving["hstu_attention"] == "reference":  # which keeps all pairs of a sequence's places
+        needed += 8 * config.num_blocks * config.num_heads * tokens * config.max_len
+    if needed > memory_bytes():
+        raise UserError(
+            f"a golden file of {config.num_blocks} blocks of width {config.dim} and {config.max_len:,} places takes "
+            f"about {needed / 2**30:,.1f} GiB of memory to write, this machine has {memory_bytes() / 2**30:,.1f} GiB; "
+            "choose smaller sizes"
+        )
 
 
 def relative_error(ours: Tensor, theirs: Tensor) -> float:
@@ -287,13 +329,16 @@ def _config_of(arrays: Mapping[str, NDArray[Any]]) -> ModelConfig:
         raise UserError(f"'output' has shape {output.shape}, it must be [B, N, d]. {_LAYOUT}")
     if not output.size:
         raise UserError(f"'output' has shape {output.shape} and holds nothing to compare; write at least one sequence")
+    widths = {key: array.shape[-1] for key, array in arrays.items() if key.endswith(_FFN_NAMES) and array.ndim}
+    for key, width in {"output": output.shape[-1], **widths}.items():
+        if width > _LARGEST_SIZE:
+            raise UserError(f"'{key}' has shape {arrays[key].shape}, its last size may be at most {_LARGEST_SIZE:,}")
     dim = output.shape[-1]
-    ffn_dims = [array.shape[-1] for key, array in arrays.items() if key.endswith(_FFN_NAMES) and array.ndim] or [dim]
     config = ModelConfig(
         name=name,  # type: ignore[arg-type]
         dim=dim,
         num_blocks=_num_blocks(name, arrays),
-        ffn_multiplier=ffn_dims[0] / dim,
+        ffn_multiplier=next(iter(widths.values()), dim) / dim,
         dropout=0.0,
         **sizes,  # type: ignore[arg-type]
     )
@@ -313,9 +358,10 @@ def _size(key: str, array: NDArray[Any]) -> int:
     """A whole number; some ports write it as a float or as a list of one."""
     if array.size == 1 and array.dtype.kind in "iuf":
         value = float(array.reshape(())[()])
-        if value.is_integer() and 0 < value <= _LARGEST_SIZE:
+        largest = MAX_TIME_BUCKETS if key == "num_buckets" else _LARGEST_SIZE
+        if value.is_integer() and 0 < value <= largest:
             return int(value)
-        raise UserError(f"'{key}' must be a whole number from 1 to {_LARGEST_SIZE:,}, got {value:g}")
+        raise UserError(f"'{key}' must be a whole number from 1 to {largest:,}, got {value:g}")
     raise UserError(f"'{key}' must be one whole number, got {_what(array)}; write e.g. numpy.array(2)")
 
 
@@ -328,7 +374,7 @@ def _num_blocks(name: str, arrays: Mapping[str, NDArray[Any]]) -> int:
 
 
 def _tensors_of(arrays: Mapping[str, NDArray[Any]]) -> dict[str, Tensor]:
-    """Convert the tensors of the layout; what else a file holds is left alone."""
+    """Convert the tensors of the layout; what a file holds under other names is left alone."""
     floats = [key for key in arrays if key in ("output", "cotangent") or key.startswith(("param/", "grad/"))]
     return {
         **{key: torch.from_numpy(_as_integers(key, arrays[key])) for key in _INTEGERS if key in arrays},

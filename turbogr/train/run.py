@@ -257,7 +257,7 @@ def _holds_a_run(run: Path) -> bool:
 
 def check_continues(run: Path, config: Config, store: Store) -> None:
     """Raise the UserError with which `train` refuses to resume a run with this config and store; no run, no error."""
-    if _holds_a_run(run):
+    if (run / "run.json").exists():
         _resumed_record(run, config, store, [])
 
 

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 BUCKET_WIDTH = 0.301
 DECAY_UNIT = 86_400.0  # seconds
+_BEYOND_INT64 = 44.0  # exp of it exceeds every int64; that of some thousand buckets would exceed every float
 
 
 @lru_cache
@@ -21,7 +22,7 @@ def bucket_boundaries(num_buckets: int) -> Tensor:
     Integers make the bucket of a distance exact and the same in every backend; entries beyond int64 are its maximum.
     """
     limit = torch.iinfo(torch.int64).max
-    edges = [math.exp(BUCKET_WIDTH * b) for b in range(1, num_buckets + 1)]
+    edges = [math.exp(min(BUCKET_WIDTH * b, _BEYOND_INT64)) for b in range(1, num_buckets + 1)]
     return torch.tensor([min(math.ceil(edge), limit) for edge in edges], dtype=torch.int64)
 
 
