@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import random
+import warnings
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +100,47 @@ def test_the_order_of_the_rows_decides_only_ties(tmp_path: Path) -> None:
     assert first.manifest.content_hash == second.manifest.content_hash
     tied = prepare_table(frame([(1, 9, 5), (1, 8, 5), (2, 8, 5), (1, 7, 5), (1, 6, 4)]), tmp_path / "c")
     assert stored_sequences(tied)[1] == [(6, 4), (9, 5), (8, 5), (7, 5)]
+
+
+def test_ties_in_random_order(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    events = random_events(3000, 50, 80, seed=3, span=40)
+    path = write_csv(tmp_path / "log.csv", events)
+    by_file = prepare_log("csv", [path], tmp_path / "file", ties="file")
+    by_chance = prepare_log("csv", [path], tmp_path / "random", ties="random")
+    in_order, shuffled = stored_sequences(by_file), stored_sequences(by_chance)
+    assert in_order == expected_sequences(events)
+    assert shuffled != in_order
+    for user, sequence in shuffled.items():
+        assert [time for _, time in sequence] == [time for _, time in in_order[user]]
+        assert sorted(sequence, key=lambda event: event[::-1]) == sorted(in_order[user], key=lambda event: event[::-1])
+    tied = sum(a[1] == b[1] for sequence in in_order.values() for a, b in itertools.pairwise(sequence))
+    assert by_file.manifest.ties == ("file", tied)
+    assert by_chance.manifest.ties == ("random", tied)
+    request.getfixturevalue("small_pieces")
+    again = prepare_log("csv", [path], tmp_path / "again", ties="random", threads=3)
+    assert bytes_of(again) == bytes_of(by_chance), "neither ranges of users nor threads matter"
+
+
+def test_every_order_of_ties_is_as_likely(tmp_path: Path) -> None:
+    events = [(user, item, 5) for user in range(3000) for item in range(3)]
+    found = Counter(
+        tuple(item for item, _ in sequence)
+        for sequence in stored_sequences(prepare_table(frame(events), tmp_path / "store", ties="random")).values()
+    )
+    assert set(found) == set(itertools.permutations(range(3)))
+    assert all(abs(count - 500) < 5 * 500**0.5 for count in found.values())
+
+
+def test_the_order_of_the_input_is_told_where_it_decides_much(tmp_path: Path) -> None:
+    events = [(user, item, 60 * (item // 2)) for user in range(9) for item in range(10)]
+    with pytest.warns(Note, match=r"50% of the events have the time of the user's event before them.*--ties random"):
+        prepare_table(frame(events), tmp_path / "tied")
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        prepare_table(frame(events), tmp_path / "shuffled", ties="random")
+        finer = [(user, item, 1_650_000_000_000 + item) for user, item, _ in events]
+        prepare_table(frame(finer), tmp_path / "milliseconds")
+    assert not [str(warning.message) for warning in told if "before them" in str(warning.message)]
 
 
 def test_times_are_sorted_finer_than_they_are_stored(tmp_path: Path) -> None:
@@ -206,11 +250,13 @@ def test_options_are_checked(tmp_path: Path) -> None:
     for options, message in (
         ({"min_user_events": 0}, "at least 1"),
         ({"duplicates": "all"}, "--duplicates must be one of"),
+        ({"ties": "chance"}, "--ties must be one of file, random"),
         ({"split": "leave-three-out"}, "unknown split"),
         ({"preset": "demo"}, "--preset is not an option of the source 'csv'"),
         ({"threads": 0}, "--threads must be an integer of at least 1"),
         ({"keep_columns": ["raiting"]}, "no column 'raiting'"),
         ({"time_column": "none", "split": "time:5"}, "needs times"),
+        ({"time_column": "none", "ties": "random"}, "--ties random is about events at the same time"),
     ):
         with pytest.raises(UserError, match=message):
             prepare_log("csv", [path], tmp_path / "store", **options)  # type: ignore[arg-type]

@@ -19,6 +19,7 @@ from turbogr.evaluate import baselines
 from turbogr.evaluate.baselines import markov_ranks, popularity_ranks
 from turbogr.evaluate.evaluator import baseline_metrics
 from turbogr.evaluate.heldout import HeldOut
+from turbogr.evaluate.metrics import MISSED
 from turbogr.evaluate.workers import Interrupted
 
 MakeStore = Callable[..., Store]
@@ -46,8 +47,9 @@ def definition(
         popular = {item: Fraction(int(counts[item]), int(counts.sum())) for item in range(num_items)}
         markov = {item: int(follows[before[-1], item]) + weight * popular[item] for item in range(num_items)}
         for scores, out in zip((popular, markov), ranks, strict=True):
-            candidates = [i for i in range(num_items) if i == target or not filter_seen or i not in before]
-            out.append(1 + sorted(candidates, key=lambda item: (-scores[item], item)).index(target))
+            gone = set(before) if filter_seen else set()
+            best_first = sorted(set(range(num_items)) - gone, key=lambda item: (-scores[item], item))
+            out.append(MISSED if target in gone else 1 + best_first.index(target))
     return ranks
 
 

@@ -18,7 +18,7 @@ from turbogr.data.store import Store
 from turbogr.errors import UserError
 from turbogr.evaluate import encoder as encoder_module
 from turbogr.evaluate.evaluator import Encoder, Interrupted, baseline_metrics, evaluate, write_evaluation
-from turbogr.evaluate.metrics import ranking_metrics
+from turbogr.evaluate.metrics import MISSED, ranking_metrics
 from turbogr.evaluate.samples import sample_users, write_samples
 from turbogr.layers.item_table import ItemTable
 from turbogr.models import RetrievalModel
@@ -78,8 +78,9 @@ def definition(
         batch = history_batch(store, np.array([user]), np.array([event]), max_len)
         scores = items @ encoder.encode_last(batch)[0].double().numpy()
         target, seen = int(store.items[event]), set(store.items[max(start, event - last) : event].tolist())
-        candidates = [i for i in range(store.num_items) if i == target or not filter_seen or i not in seen]
-        ranks.append(1 + sorted(candidates, key=lambda item: (-scores[item], item)).index(target))
+        gone = seen if filter_seen else set()
+        best_first = sorted(set(range(store.num_items)) - gone, key=lambda item: (-scores[item], item))
+        ranks.append(MISSED if target in gone else 1 + best_first.index(target))
     return ranks
 
 
@@ -90,6 +91,7 @@ def test_ranks_follow_the_definition(make_store: MakeStore, part: str, filter_se
     split = Split.of(store)
     encoder = MeanEncoder(40)
     result = evaluate(encoder, store, split, part, max_len=7, filter_seen=filter_seen)
+    assert (MISSED in result.ranks) == filter_seen, "some held-out items must be repeated"
     assert max(encoder.lengths) == 7
     assert result.ranks.tolist() == definition(encoder, store, split, part, 7, filter_seen)
     assert result.metrics == ranking_metrics(result.ranks)
@@ -111,6 +113,26 @@ def test_the_filter_may_end_after_the_last_items(make_store: MakeStore, last: in
     assert (result.ranks.tolist() == everything.ranks.tolist()) == (last == 1000)
     baselines = [baseline_metrics(store, split, filter_last=limit) for limit in (last, None)]
     assert (baselines[0] == baselines[1]) == (last == 1000)
+
+
+def test_the_filter_does_not_give_a_repeated_item_away(make_store: MakeStore) -> None:
+    """An item that returns is out with all the others: as their only survivor it would stand first by itself."""
+    store = make_store([[0, 1, 2, 0], [3, 4, 5, 6], [7, 8, 8, 8]], 9)
+    split = Split.of(store)
+    encoder = MeanEncoder(9)
+    result = evaluate(encoder, store, split, max_len=10)
+    assert (result.ranks == MISSED).tolist() == [True, False, True]
+    assert "without the user's earlier items; 2 of them were such items and count as missed" in result.protocol
+    assert result.metrics["hr@200"] == 1 / 3
+    assert {name: values["hr@200"] for name, values in baseline_metrics(store, split).items()} == {
+        "popularity": 1 / 3,
+        "markov": 1 / 3,
+    }
+    recent = evaluate(encoder, store, split, max_len=10, filter_last=2)
+    assert (recent.ranks == MISSED).tolist() == [False, False, True]
+    everything = evaluate(encoder, store, split, max_len=10, filter_seen=False)
+    assert everything.metrics["hr@200"] == 1
+    assert "missed" not in everything.protocol
 
 
 @pytest.mark.parametrize("kind", ["spread", "near ties", "hstu"])
@@ -185,12 +207,13 @@ def test_samples_show_what_evaluation_ranked(make_store: MakeStore, tmp_path: Pa
         assert [event["time"] for event in user["history"]] == store.times[events].tolist()[:-1][-4:]
         assert user["target"] == raw[-1]
         assert user["target_time"] == store.times[events.stop - 1]
-        assert user["target_rank"] == rank_of[user["user"]]
+        rank = MISSED if user["target_rank"] is None else user["target_rank"]
+        assert rank == rank_of[user["user"]]
         shown = [entry["item"] for entry in user["recommendations"]]
-        assert not set(shown) & (set(raw[:-1]) - {raw[-1]})
-        assert (user["target"] in shown) == (user["target_rank"] <= 5)
-        if user["target_rank"] <= 5:
-            assert shown[user["target_rank"] - 1] == user["target"]
+        assert not set(shown) & set(raw[:-1])
+        assert (user["target"] in shown) == (rank <= 5)
+        if rank <= 5:
+            assert shown[rank - 1] == user["target"]
 
 
 def test_more_samples_than_users_gives_all_users(make_store: MakeStore) -> None:

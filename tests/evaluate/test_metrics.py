@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from turbogr.evaluate.metrics import ranking_metrics
+from turbogr.evaluate.metrics import MISSED, ranking_metrics
 
 rank_lists = st.lists(st.integers(1, 400), min_size=1, max_size=60)
 
@@ -22,6 +22,15 @@ def test_a_case_worked_out_by_hand() -> None:
         "mrr": pytest.approx((1 + 1 / 3 + 1 / 10 + 1 / 11) / 4, abs=1e-15),
     }
     assert list(metrics) == ["hr@3", "ndcg@3", "hr@10", "ndcg@10", "mrr"]
+
+
+def test_what_cannot_be_recommended_is_a_miss_at_every_k() -> None:
+    metrics = ranking_metrics(np.array([2, MISSED, MISSED, 4]), ks=(3, 10**12))
+    assert metrics["hr@3"] == 0.25
+    assert metrics["hr@1000000000000"] == 0.5
+    assert metrics["ndcg@1000000000000"] == pytest.approx((1 / math.log2(3) + 1 / math.log2(5)) / 4, abs=1e-15)
+    assert metrics["mrr"] == (1 / 2 + 1 / 4) / 4
+    assert set(ranking_metrics(np.array([MISSED])).values()) == {0.0}
 
 
 @given(rank_lists)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from turbogr.errors import UserError
 from turbogr.evaluate import ranking
+from turbogr.evaluate.metrics import MISSED
 from turbogr.evaluate.ranking import DenseItems, held_queries, target_ranks, top_k
 from turbogr.jagged import Jagged
 
@@ -19,8 +20,8 @@ def naive_ranks(scores: np.ndarray, targets: list[int], seen: list[list[int]]) -
     """The definition, one candidate at a time, on a dense score matrix."""
     ranks = []
     for row, target, gone in zip(scores, targets, seen, strict=True):
-        candidates = [item for item in range(len(row)) if item not in gone or item == target]
-        ranks.append(1 + sorted(candidates, key=lambda item: (-row[item], item)).index(target))
+        best_first = sorted((item for item in range(len(row)) if item not in gone), key=lambda item: (-row[item], item))
+        ranks.append(MISSED if target in gone else 1 + best_first.index(target))
     return ranks
 
 
@@ -93,10 +94,10 @@ def test_top_k_follows_the_definition(problem: tuple[Tensor, Tensor, list[int], 
 @settings(deadline=None)
 def test_a_rank_is_the_place_in_the_top_list(problem: tuple[Tensor, Tensor, list[int], list[list[int]]]) -> None:
     queries, items, targets, seen = problem
-    others = [[item for item in row if item != target] for row, target in zip(seen, targets, strict=True)]
-    ranks = target_ranks(queries, DenseItems(items), torch.tensor(targets), jagged(seen))
-    _, rows = top_k(queries, DenseItems(items), len(items), jagged(others))
-    assert rows.gather(1, ranks[:, None] - 1)[:, 0].tolist() == targets
+    ranks = target_ranks(queries, DenseItems(items), torch.tensor(targets), jagged(seen)).tolist()
+    _, rows = top_k(queries, DenseItems(items), len(items), jagged(seen))
+    for rank, row, target in zip(ranks, rows.tolist(), targets, strict=True):
+        assert target not in row if rank == MISSED else row[rank - 1] == target
 
 
 def near_ties(num_queries: int, num_items: int, width: int) -> tuple[Tensor, Tensor]:

@@ -189,6 +189,16 @@ def test_hostile_ids_stay_text(run_folder):
     assert "&lt;b&gt;" in tree.text
 
 
+def test_an_item_that_the_user_had_before_has_no_rank(run_folder):
+    samples = json.loads((run_folder / "samples.json").read_text())
+    for user in samples["users"]:
+        user["target_rank"] = None
+    (run_folder / "samples.json").write_text(json.dumps(samples))
+    text = report(run_folder).text
+    assert text.count("had it before") == len(samples["users"])
+    assert "not in the list" not in text
+
+
 def test_the_policy_allows_exactly_our_script(run_folder):
     import base64
     import hashlib

@@ -81,6 +81,10 @@ def describe(store: Store, summary: Summary, num_users: int, num_events: int) ->
             "keep their rows"
         )
     parts.append(_actions(store))
+    if manifest.ties is not None:
+        order, events = manifest.ties
+        named = {"file": "the order of the input", "random": "a random order"}[order]
+        parts.append(f"ties: {events:,} events have the time of the user's event before them and are in {named}")
     parts += ["", _distribution("events per user", "users", summary.lengths)]
     parts += ["", _distribution("events per item", "items", summary.popularity)]
     shares = ", ".join(f"{share} hold {events:.0%}" for share, events in summary.top_shares.items())

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from turbogr.data.prepare import DUPLICATES, prepare
+from turbogr.data.prepare import DUPLICATES, TIES, prepare
 from turbogr.data.sources import SOURCES, check_options, find_source
 from turbogr.data.sources.block import QUOTES
 from turbogr.data.sources.synthetic import SYNTHETIC, check_log_path, synthetic_settings, write_log
@@ -48,6 +48,7 @@ def add_parser(subparsers: Any) -> None:
     rows.add_argument("--min-user-events", type=int, metavar="N", help="drop users with fewer events (until stable)")
     rows.add_argument("--min-item-events", type=int, metavar="N", help="drop items with fewer events (until stable)")
     rows.add_argument("--duplicates", choices=DUPLICATES, help="drop rows with the same user, item (and time)")
+    rows.add_argument("--ties", choices=TIES, help="order of a user's events at the same time: the input's, or random")
     rows.add_argument(
         "--where",
         action="append",
@@ -125,6 +126,7 @@ def run(args: argparse.Namespace) -> int:
         min_user_events=args.min_user_events,
         min_item_events=args.min_item_events,
         duplicates=args.duplicates,
+        ties=args.ties,
         where=args.where,
         extend=args.extend,
         overwrite=args.overwrite,

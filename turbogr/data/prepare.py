@@ -2,7 +2,7 @@
 
 1. `scan`: every row is checked once; keys of users and items, times and actions go to temporary columns on disk.
 2. Ids become rows, ascending by raw id (known ids of an extended store keep their row).
-3. Rows are scattered to ranges of users and sorted by (user, time, original row), range by range.
+3. Rows are scattered to ranges of users and sorted by (user, time, original row or chance), range by range.
 4. Filters (repeated events, k-core) work on the sorted columns.
 5. What is left is written to the store, which is renamed into place at the end.
 
@@ -30,7 +30,7 @@ from turbogr.data.ordered import default_threads, ordered_map
 from turbogr.data.progress import Progress
 from turbogr.data.rows import doubtful_ids
 from turbogr.data.scan import ACTION, Scan, scan
-from turbogr.data.sorting import Partitions, SortedLog, user_ranges
+from turbogr.data.sorting import Partitions, SortedLog, places, tied, user_ranges
 from turbogr.data.sources import check_options, find_source
 from turbogr.data.sources.block import Reader, ReadOptions, Source
 from turbogr.data.sources.table import table_source
@@ -42,9 +42,11 @@ from turbogr.data.vocabulary import Int64Array
 from turbogr.errors import Note, UserError
 
 DUPLICATES = ("keep", "exact", "item")
+TIES = ("file", "random")
 _CHUNK_ROWS = 1 << 20
 _LONGEST_NAME = 200  # in bytes; common file systems end at 255
 _LEAK_WORTH_TELLING = 0.01
+_TIES_WORTH_TELLING = 0.05
 _FIRST_USUAL_TIME = 631_152_000  # 1990
 
 
@@ -72,6 +74,7 @@ def prepare(
     min_user_events: int | None = None,
     min_item_events: int | None = None,
     duplicates: str | None = None,
+    ties: str | None = None,
     where: str | Sequence[str] = (),
     extend: str | os.PathLike[str] | None = None,
     overwrite: bool = False,
@@ -82,10 +85,11 @@ def prepare(
     """Turn the log at `paths`, read as `source`, into a store at `out` and return it.
 
     Options left at None take the source's published defaults; one that means nothing to the source is refused.
-    `keep_columns` are number columns kept beside the items;
-    `duplicates` drops repeated rows: "keep" none, "exact" those with the same user, item and time, "item" every later
-    event of a user with the same item; `where` are conditions that rows must fulfil, such as "rating >= 4". `extend`
-    names a store whose users and items keep their rows; new ones are appended. `extra` are options of the source alone.
+    `keep_columns` are number columns to keep; `duplicates` drops repeated rows: "keep" none, "exact" those
+    of the same user, item and time, "item" every later event of a user with the same item; `ties` is the order of a
+    user's events at the same time, that of the "file" (if None) or a fixed "random" one; `where` are conditions that a
+    row must fulfil, such as "rating >= 4". `extend` names a store whose users and items keep their rows; new ones are
+    appended. `extra` are options of the source alone.
 
     Raises:
         UserError: anything that the user can mend; nothing is left behind then.
@@ -111,6 +115,8 @@ def prepare(
     _check_file_names(options.keep_columns)
     filters = Filters.choose(kind, min_user_events, min_item_events, duplicates)
     rule = parse_rule(kind.split if split is None else split)
+    if ties not in (None, *TIES):
+        raise UserError(f"--ties must be one of {', '.join(TIES)}, got {ties!r}")
     if isinstance(paths, str | os.PathLike):
         paths = [paths]
     threads = default_threads() if threads is None else threads
@@ -120,14 +126,19 @@ def prepare(
     known = None if extend is None else Store.open(extend)
     reader = kind.open([Path(path) for path in paths], options)
     if reader.columns.time is None:
-        _refuse_options_of_times(rule, duplicates, options)
+        _refuse_options_of_times(rule, duplicates, ties, options)
     if known is not None and text_ids:
         _refuse_text_ids(known)
     with StoreWriter(out, overwrite=overwrite) as writer, contextlib.ExitStack() as cleanup:
-        work = Preparation(writer, cleanup, reader, options, filters, rule, known, threads, Progress(progress))
+        work = Preparation(
+            writer, cleanup, reader, options, filters, rule, ties or "file", known, threads, Progress(progress)
+        )
         store = work.run(kind.name)
     for sentence in work.warnings:
         warnings.warn(sentence, DataWarning, stacklevel=2)
+    order = _order_of_the_file(store)
+    if order is not None:
+        warnings.warn(order, Note, stacklevel=2)
     leak = _training_on_the_future(store)
     if leak is not None:  # no surprise where the source's usual split does it
         warnings.warn(leak, Note if split is None else DataWarning, stacklevel=2)
@@ -148,12 +159,14 @@ def _check_count(option: str, value: object) -> None:
         raise UserError(f"{option} must be an integer of at least 1, got {value!r}")
 
 
-def _refuse_options_of_times(rule: str, duplicates: str | None, options: ReadOptions) -> None:
+def _refuse_options_of_times(rule: str, duplicates: str | None, ties: str | None, options: ReadOptions) -> None:
     """Raise UserError for an option that needs times, for a log that has only an order."""
     if rule.startswith("time:"):
         raise UserError(f"split {rule!r} needs times, but the log has only an order; use leave-one-out")
     if duplicates == "exact":
         raise UserError("--duplicates exact compares times, but the log has only an order; use item or keep")
+    if ties is not None:
+        raise UserError(f"--ties {ties} is about events at the same time, but the log has only an order; leave it out")
     for name, given in (("unit", options.time_unit != "auto"), ("format", options.time_format is not None)):
         if given:
             raise UserError(f"--time-{name} says how times are written, but the log has none; leave it out")
@@ -222,6 +235,7 @@ class Preparation:
     options: ReadOptions
     filters: Filters
     rule: str
+    ties: str
     known: Store | None
     threads: int
     progress: Progress
@@ -243,7 +257,7 @@ class Preparation:
         if num_events == 0:
             raise UserError(f"no rows are left to prepare: {_account_text(log.rows_in, log.dropped)}")
         _refuse_too_small(len(users), len(items), log)
-        early = self._write(sorted_log, log, users, items)
+        early, num_tied = self._write(sorted_log, log, users, items)
         users.write(self.writer, "user_ids")
         items.write(self.writer, "item_ids")
         for role, ids in (("user", users), ("item", items)):
@@ -271,6 +285,7 @@ class Preparation:
                         "time": self.reader.columns.time,
                     },
                     "time": None if form is None else {"written": form.kind, "unit": form.unit},
+                    "ties": None if form is None else {"order": self.ties, "events": num_tied},
                     "where": list(self.options.where),
                     "options": {name: value for name, value in self.options.extra.items() if value is not None},
                 },
@@ -337,7 +352,7 @@ class Preparation:
 
     def _sorted_part(self, partitions: Partitions) -> Any:
         def work(part: int) -> tuple[dict[str, NDArray[Any]], int]:
-            columns = partitions.sorted(part)
+            columns = partitions.sorted(part, shuffle_ties=self.ties == "random")
             if self.filters.duplicates == "keep":
                 return columns, 0
             times = columns["time"] if self.filters.duplicates == "exact" else None
@@ -366,8 +381,11 @@ class Preparation:
             scanned.dropped[filters.core_reason] += gone
         return keep_user, keep_item
 
-    def _write(self, log: SortedLog, scanned: Scan, users: IdRows, items: IdRows) -> int:
-        """Write the event columns and the offsets of the kept users and items; return how many times are early ones."""
+    def _write(self, log: SortedLog, scanned: Scan, users: IdRows, items: IdRows) -> tuple[int, int]:
+        """Write the event columns and the offsets of the kept users and items.
+
+        Return how many times are early ones, and how many events have the time of the user's event before them.
+        """
         ticks_per_second = 1 if scanned.time_form is None else scanned.time_form.ticks_per_second
         positions = scanned.time_form is None
         user_rows, item_rows = users.final, items.final
@@ -375,38 +393,39 @@ class Preparation:
         assert item_rows is not None, "ids are filtered before they are written"
         dtypes = {ACTION + name: values.dtype for name, values in scanned.actions.items()}
         counts = np.zeros(len(users), np.int64)
-        early = 0
+        early = num_tied = 0
 
-        def work(block: tuple[int, int]) -> tuple[Int64Array, dict[str, NDArray[Any]], int]:
+        def work(block: tuple[int, int]) -> tuple[Int64Array, dict[str, NDArray[Any]], int, int]:
             owners, rows = log.users_and_items(block)
             owners, rows = user_rows[owners], item_rows[rows]
             keep = (owners >= 0) & (rows >= 0)
             owners = owners[keep]
             start, stop = int(log.offsets[block[0]]), int(log.offsets[block[1]])
             written: dict[str, NDArray[Any]] = {"items": rows[keep]}
+            some_tied = 0
             if positions:
-                index = np.arange(len(owners))
-                first = np.ones(len(owners), bool)
-                np.not_equal(owners[1:], owners[:-1], out=first[1:])
-                written["times"] = index - np.maximum.accumulate(np.where(first, index, 0))
+                written["times"] = places(owners)
             else:
-                written["times"] = log.spill.read("time", start, stop)[keep] // ticks_per_second
+                ticks = log.spill.read("time", start, stop)[keep]
+                some_tied = int(tied(owners, ticks).sum())
+                written["times"] = ticks // ticks_per_second
             for name, dtype in dtypes.items():
                 written[name] = log.spill.read(name, start, stop)[keep].astype(dtype)
-            return owners, written, stop - start
+            return owners, written, some_tied, stop - start
 
         with self.progress.stage("writing", log.spill.length, "rows") as bar:
-            for owners, written, rows in ordered_map(work, log.user_blocks(), self.threads):
+            for owners, written, some_tied, rows in ordered_map(work, log.user_blocks(), self.threads):
                 if len(owners):
                     some = np.bincount(owners - owners[0])
                     counts[owners[0] : owners[0] + len(some)] += some
                 for name, values in written.items():
                     self.writer.append(name, values)
                 early += int((written["times"] < _FIRST_USUAL_TIME).sum())
+                num_tied += some_tied
                 bar.update(rows)
         log.spill.remove()
         self.writer.append("offsets", np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)]))
-        return early
+        return early, num_tied
 
 
 def _account_text(rows_in: int, dropped: Any) -> str:
@@ -464,6 +483,18 @@ def _doubts_about_split(store: Store) -> list[str]:
     if not (split.test >= 0).any():
         return [f"{split.describe()}; no event is held out"]
     return []
+
+
+def _order_of_the_file(store: Store) -> str | None:
+    """Say how many events are ordered by nothing but the input, where it is worth saying."""
+    order, events = store.manifest.ties or ("file", 0)
+    if order == "random" or events < _TIES_WORTH_TELLING * store.num_events:
+        return None
+    return (
+        f"{events / store.num_events:.0%} of the events have the time of the user's event before them; the order "
+        "of the input says which comes first, and which is held out. Where it means nothing or tells too much, use "
+        "--ties random"
+    )
 
 
 def _training_on_the_future(store: Store) -> str | None:

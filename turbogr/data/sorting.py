@@ -1,4 +1,4 @@
-"""Sorting a log that does not fit in memory by (user, time, original row).
+"""Sorting a log that does not fit in memory by (user, time, original row), or at random where times are equal.
 
 Rows are scattered to ranges of users that hold about `PARTITION_ROWS` rows each; a range is then sorted in memory.
 The scattered rows lie in one file per column, block after block, each block ordered by range; reading a range back
@@ -13,12 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import DTypeLike, NDArray
 
 from turbogr.data.spill import Spill
 from turbogr.data.vocabulary import Int64Array
+from turbogr.random import derive_seed, random_words
 
 PARTITION_ROWS = 1 << 20
+_TIES = derive_seed(0x71E5)  # one order for everybody, so that figures can be compared
 
 
 def user_ranges(counts: Int64Array, max_rows: int = PARTITION_ROWS) -> Int64Array:
@@ -61,8 +64,8 @@ class Partitions:
         self._bounds.append(bounds + self._spill.length)
         self._spill.append(columns)
 
-    def sorted(self, part: int) -> dict[str, NDArray[Any]]:
-        """Read range `part` and sort it by (user, time, original row). Thread-safe."""
+    def sorted(self, part: int, *, shuffle_ties: bool = False) -> dict[str, NDArray[Any]]:
+        """Read range `part` and sort it by (user, time, original row, or `shuffled_ties`). Thread-safe."""
         pieces = [(int(bounds[part]), int(bounds[part + 1])) for bounds in self._bounds]
         pieces = [piece for piece in pieces if piece[0] < piece[1]]
         total = sum(stop - start for start, stop in pieces)
@@ -75,6 +78,8 @@ class Partitions:
                 done += stop - start
             columns[name] = values
         order = sort_order(columns["user"], columns["time"])
+        if shuffle_ties:
+            order = order[shuffled_ties(columns["user"][order], columns["time"][order])]
         return {name: values[order] for name, values in columns.items()}
 
     def __iter__(self) -> Iterator[int]:
@@ -133,3 +138,30 @@ def sort_order(users: NDArray[np.integer[Any]], times: Int64Array) -> Int64Array
     words.sort()
     words &= (1 << row_bits) - 1
     return words
+
+
+def places(users: NDArray[np.integer[Any]]) -> Int64Array:
+    """Return the place of every row among those of its user, from 0; `users` is sorted."""
+    index = np.arange(len(users))
+    first = np.ones(len(users), bool)
+    np.not_equal(users[1:], users[:-1], out=first[1:])
+    return index - np.maximum.accumulate(np.where(first, index, 0))
+
+
+def tied(users: NDArray[np.integer[Any]], times: Int64Array) -> NDArray[np.bool_]:
+    """Say of every row but the first whether it has the user and the time of the row before it; [T - 1]."""
+    same: NDArray[np.bool_] = (users[1:] == users[:-1]) & (times[1:] == times[:-1])
+    return same
+
+
+def shuffled_ties(users: NDArray[np.integer[Any]], times: Int64Array) -> Int64Array:
+    """Return a permutation of rows sorted by (user, time) that puts those of the same user and time in random order.
+
+    The order is fixed by the user's row and the number of events of the user before, so it is the same for any cut into
+    ranges, and knows nothing of the items.
+    """
+    keys = (users.astype(np.int64) << 32) | places(users)
+    words = random_words(torch.from_numpy(keys), _TIES, 1)[:, 0].numpy()
+    groups = np.zeros(len(users), np.int64)
+    np.cumsum(~tied(users, times), out=groups[1:])
+    return np.argsort((groups << 32) | words, kind="stable")

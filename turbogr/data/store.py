@@ -99,6 +99,13 @@ class Manifest:
         """Names of the action columns, sorted."""
         return tuple(sorted(name[len("action.") :] for name in self.columns if name.startswith("action.")))
 
+    @property
+    def ties(self) -> tuple[str, int] | None:
+        """How a user's events at the same time are ordered ("file" or "random"), and how many have the time of the one
+        before them; None where the log had no times, or in stores written before this was counted."""
+        found = self.settings.get("ties")
+        return None if found is None else (found["order"], found["events"])
+
 
 _EXAMPLE = Manifest("", 0, 0, 0, "", "", {})
 

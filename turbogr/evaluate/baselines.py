@@ -11,6 +11,7 @@ few items that followed i and the items the user has seen.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -21,6 +22,7 @@ from turbogr.data.split import Split
 from turbogr.data.store import Store
 from turbogr.data.vocabulary import Int64Array
 from turbogr.evaluate.heldout import HeldOut
+from turbogr.evaluate.metrics import MISSED
 
 VIRTUAL_TRANSITIONS = 300  # the best of 1 to 10,000 on the validation items of MovieLens-1M and of KuaiRand-Pure
 MAX_PAIRS = 1 << 24  # transitions held at once; a longer log is read in several passes
@@ -32,14 +34,17 @@ Stop = Callable[[], None]  # called now and then during long work; may raise to 
 def popularity_ranks(
     held_out: HeldOut, counts: Int64Array, *, filter_seen: bool = True, stop: Stop | None = None
 ) -> Int64Array:
-    """Return the rank of every held-out item when items are ordered by their training `counts` [V], [n] int64."""
+    """Return the rank of every held-out item when items are ordered by their training `counts` [V], [n] int64.
+
+    With `filter_seen` a held-out item that the filter removes has the rank MISSED, here as in `markov_ranks`.
+    """
     popularity = _Popularity.of(counts)
     targets = held_out.targets
     places = popularity.places[targets]
     ranks = places + 1
     if filter_seen:
-        for user, items in _seen_items(held_out, np.arange(len(held_out)), stop):
-            _subtract(ranks, user, popularity.places[items] < places[user])
+        everybody = np.arange(len(held_out))
+        _filter_seen(ranks, held_out, everybody, lambda user, items: popularity.places[items] < places[user], stop)
     return ranks
 
 
@@ -60,7 +65,7 @@ def markov_ranks(
     popularity = _Popularity.of(counts)
     last_items = store.items[held_out.events - 1].astype(np.int64)
     targets = held_out.targets
-    ranks = np.empty(len(held_out), np.int64)
+    ranks, target_scores = np.empty(len(held_out), np.int64), np.empty(len(held_out), np.int64)
     wanted = np.zeros(store.num_items, bool)
     wanted[last_items] = True
     for first, last in _source_ranges(np.where(wanted, counts, 0)):
@@ -73,12 +78,9 @@ def markov_ranks(
         scores = chain.scores(last_items[asked], targets[asked])
         ranks[asked] = 1 + chain.num_better(last_items[asked], scores, targets[asked])
         if filter_seen:
-            score_of = np.empty(len(held_out), np.int64)
-            score_of[asked] = scores
-            for user, items in _seen_items(held_out, asked, stop):
-                seen = chain.scores(last_items[user], items)
-                better = (seen > score_of[user]) | ((seen == score_of[user]) & (items < targets[user]))
-                _subtract(ranks, user, better)
+            target_scores[asked] = scores
+            better = functools.partial(chain.better, last_items, targets, target_scores)
+            _filter_seen(ranks, held_out, asked, better, stop)
     return ranks
 
 
@@ -154,6 +156,14 @@ class _Chain:
             scores = scores + np.where(self.pairs[place] == wanted, self.pair_counts[place], 0) * self.popularity.total
         return scores
 
+    def better(
+        self, sources: Int64Array, targets: Int64Array, scores: Int64Array, users: Int64Array, rows: Int64Array
+    ) -> NDArray[np.bool_]:
+        """Say which `rows` stand before the target of their user; sources, targets and their scores are by user."""
+        found, wanted = self.scores(sources[users], rows), scores[users]
+        before: NDArray[np.bool_] = (found > wanted) | ((found == wanted) & (rows < targets[users]))
+        return before
+
     def num_better(self, sources: Int64Array, scores: Int64Array, rows: Int64Array) -> Int64Array:
         """Count the items that come before (score, row) after each source, seen or not."""
         num_items = len(self.popularity.counts)
@@ -196,11 +206,29 @@ def _transitions(store: Store, split: Split, sources: NDArray[np.bool_], stop: S
         yield (items[:-1] * store.num_items + items[1:])[follows]
 
 
+def _filter_seen(
+    ranks: Int64Array,
+    held_out: HeldOut,
+    asked: Int64Array,
+    better: Callable[[Int64Array, Int64Array], NDArray[np.bool_]],
+    stop: Stop | None,
+) -> None:
+    """Take the seen items out of the `ranks` of the `asked` users.
+
+    `better(users, items)` says which items stand before the target of their user; a target that was seen is MISSED.
+    """
+    targets = held_out.targets
+    missed = []
+    for user, items in _seen_items(held_out, asked, stop):
+        np.subtract.at(ranks, user[better(user, items)], 1)
+        missed.append(user[items == targets[user]])
+    ranks[np.concatenate(missed)] = MISSED
+
+
 def _seen_items(held_out: HeldOut, asked: Int64Array, stop: Stop | None) -> Iterator[tuple[Int64Array, Int64Array]]:
-    """Yield (user, item row), each pair once, for the history items other than the target of the `asked` users."""
+    """Yield (user, item row), each pair once, for the history items of the `asked` users."""
     wanted = np.zeros(len(held_out), bool)
     wanted[asked] = True
-    targets = held_out.targets
     num_items = held_out.store.num_items
     for first, last in held_out.blocks(MAX_EVENTS):
         if stop is not None:
@@ -209,7 +237,7 @@ def _seen_items(held_out: HeldOut, asked: Int64Array, stop: Stop | None) -> Iter
             continue
         items, lengths = held_out.seen(first, last)
         user = np.repeat(np.arange(first, last), lengths)
-        keep = wanted[user] & (items != targets[user])
+        keep = wanted[user]
         pairs, _ = _distinct((user[keep] - first) * num_items + items[keep])
         user, items = np.divmod(pairs, num_items)
         yield user + first, items
@@ -220,8 +248,3 @@ def _distinct(values: Int64Array) -> tuple[Int64Array, Int64Array]:
     values = np.sort(values)
     starts = np.flatnonzero(np.concatenate([[True], values[1:] != values[:-1]])) if len(values) else values
     return values[starts], np.diff(starts, append=len(values))
-
-
-def _subtract(ranks: Int64Array, user: Int64Array, better: NDArray[np.bool_]) -> None:
-    """Move users up by the seen items that stood before their target."""
-    np.subtract.at(ranks, user[better], 1)

@@ -23,7 +23,7 @@ from turbogr.data.vocabulary import Int64Array
 from turbogr.evaluate.baselines import markov_ranks, popularity_ranks
 from turbogr.evaluate.encoder import Encoder, batches_of, encode_histories, num_workers_of
 from turbogr.evaluate.heldout import HeldOut
-from turbogr.evaluate.metrics import DEFAULT_KS, ranking_metrics
+from turbogr.evaluate.metrics import DEFAULT_KS, MISSED, ranking_metrics
 from turbogr.evaluate.ranking import ItemVectors, held_queries, target_ranks
 from turbogr.evaluate.workers import Interrupted, Step, run_jobs
 from turbogr.files import replace_text
@@ -36,7 +36,6 @@ __all__ = [
     "Interrupted",
     "baseline_metrics",
     "evaluate",
-    "protocol",
     "write_evaluation",
 ]
 
@@ -47,7 +46,8 @@ Metrics = dict[str, float]
 class Evaluation:
     """The result on one part: `metrics`, and `ranks` [n] of the held-out items of `users` [n] (rows of the store).
 
-    `skipped` counts the other users of the store by reason; `protocol` says in one sentence what was measured.
+    A held-out item that the filter took from the candidates has the rank MISSED. `skipped` counts the other users of
+    the store by reason; `protocol` says in one sentence what was measured.
     """
 
     part: str
@@ -80,7 +80,8 @@ def evaluate(
     """Rank the held-out item of every user of `part` ("valid" or "test") against the whole catalogue.
 
     A user's query is the encoding of the last `max_len` events before the held-out one; with `filter_seen` the items of
-    the user's earlier events are no candidates, all or, with `filter_last`, the newest so many. `batch_size` users
+    the user's earlier events are no candidates, all or, with `filter_last`, the newest so many; a held-out item that is
+    among them counts as missed. `batch_size` users
     (rounded up to whole tiles) share one pass over the catalogue; unset, it follows from the size of the catalogue.
     `progress` is called with the number of users encoded since the last call. With a `world` of many ranks all call it
     together, each ranks its part of the users, and all return the whole result.
@@ -125,16 +126,21 @@ def evaluate(
         users=held_out.users,
         ranks=ranks,
         skipped=held_out.skipped,
-        protocol=protocol(store, split, part, filter_seen, filter_last),
+        protocol=_protocol(store, split, part, filter_seen, filter_last, int((ranks == MISSED).sum())),
     )
 
 
-def protocol(store: Store, split: Split, part: str, filter_seen: bool, filter_last: int | None = None) -> str:
+def _protocol(
+    store: Store, split: Split, part: str, filter_seen: bool, filter_last: int | None, num_repeated: int
+) -> str:
     """Say in one sentence what the metrics of `part` measure."""
     item = "validation item" if part == "valid" else "test item"
     newest = "" if filter_last is None else f"last {filter_last} "
     seen = f"without the user's {newest}earlier items" if filter_seen else "the user's earlier items included"
-    return f"{split.describe()}; the {item} is ranked against all {store.num_items:,} items, {seen}"
+    if num_repeated:
+        seen += f"; {num_repeated:,} of them were such items and count as missed"
+    ties = "; events at the same time are in random order" if (store.manifest.ties or ("",))[0] == "random" else ""
+    return f"{split.describe()}{ties}; the {item} is ranked against all {store.num_items:,} items, {seen}"
 
 
 def baseline_metrics(

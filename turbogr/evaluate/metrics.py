@@ -2,7 +2,8 @@
 
 Exactly one item is relevant for each user, so its rank says everything: hr@k is the share of users whose rank is at
 most k (with one relevant item this is also recall@k), ndcg@k the mean of 1 / log2(rank + 1) over those users and 0
-over the others, mrr the mean of 1 / rank over the whole catalogue, not cut at any k.
+over the others, mrr the mean of 1 / rank over the whole catalogue, not cut at any k. An item that could not be
+recommended at all has the rank MISSED, which is a miss at every k and adds nothing to any metric.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 DEFAULT_KS = (10, 50, 200)
+MISSED = 2**63 - 1
 
 
 def ranking_metrics(ranks: NDArray[np.int64], ks: Sequence[int] = DEFAULT_KS) -> dict[str, float]:
@@ -37,5 +39,6 @@ def ranking_metrics(ranks: NDArray[np.int64], ks: Sequence[int] = DEFAULT_KS) ->
         hits = slice(0, int(np.searchsorted(distinct, k, side="right")))
         metrics[f"hr@{k}"] = int(counts[hits].sum()) / num_users
         metrics[f"ndcg@{k}"] = float((counts[hits] / np.log2(distinct[hits] + 1.0)).sum()) / num_users
-    metrics["mrr"] = float((counts / distinct).sum()) / num_users
+    ranked = distinct < MISSED
+    metrics["mrr"] = float((counts[ranked] / distinct[ranked]).sum()) / num_users
     return metrics

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from turbogr.errors import UserError
+from turbogr.evaluate.metrics import MISSED
 from turbogr.jagged import Jagged
 
 TILE = 64
@@ -61,8 +62,8 @@ def held_queries(num_items: int) -> int:
 def target_ranks(queries: Tensor, items: ItemVectors, targets: Tensor, seen: Jagged | None = None) -> Tensor:
     """Return the 1-based rank of each query's target among all items but the query's seen ones, [n] int64.
 
-    queries [n, d]; targets [n] int64 item rows; seen: n rows of item rows, in any order, repeats allowed. The target is
-    always a candidate, even if it was seen.
+    queries [n, d]; targets [n] int64 item rows; seen: n rows of item rows, in any order, repeats allowed. A target that
+    was seen is no candidate either and has the rank MISSED: if it alone stayed, the filter would give it away.
 
     Raises:
         UserError: a score that is not a finite number.
@@ -91,7 +92,11 @@ def target_ranks(queries: Tensor, items: ItemVectors, targets: Tensor, seen: Jag
             inside = _inside(target[tile], start, stop)
             values[inside, target[tile, inside, 0] - start] = target_score[tile, inside, 0]
             better[tile] += _num_better(values, target_score[tile], target[tile] - start, len(inside))
-    return better.view(-1)[:num_queries] + 1
+    ranks = better.view(-1)[:num_queries] + 1
+    if seen is not None:
+        of_query = seen.row_index()
+        ranks[of_query[seen.values == targets[of_query]]] = MISSED
+    return ranks
 
 
 @torch.no_grad()

@@ -15,6 +15,7 @@ from turbogr.data.store import Store
 from turbogr.data.vocabulary import Int64Array
 from turbogr.evaluate.encoder import Encoder, encode_histories
 from turbogr.evaluate.heldout import HeldOut
+from turbogr.evaluate.metrics import MISSED
 from turbogr.evaluate.ranking import target_ranks, top_k
 from turbogr.files import replace_text
 from turbogr.jagged import Jagged
@@ -32,7 +33,7 @@ def sample_users(
     num_history: int = 20,
     filter_seen: bool = True,
 ) -> dict[str, Any]:
-    """Return the content of samples.json; candidates and ranks are those of `evaluate`.
+    """Return the content of samples.json; candidates and ranks are those of `evaluate`, None for MISSED.
 
     The users stand at even steps of the history length, from short to long, so that a reader sees all kinds.
     """
@@ -43,9 +44,9 @@ def sample_users(
 
     queries = encode_histories(encoder, store, users, events, max_len)
     excluded = []
-    for start, event, target in zip(starts, events, targets, strict=True):
+    for start, event in zip(starts, events, strict=True):
         seen = store.items[start:event].astype(np.int64)
-        excluded.append(torch.from_numpy(seen[seen != target] if filter_seen else seen[:0]))
+        excluded.append(torch.from_numpy(seen if filter_seen else seen[:0]))
     gone = Jagged.from_rows(excluded).to(queries.device)
     ranks = target_ranks(queries, encoder, torch.from_numpy(targets).to(queries.device), gone).tolist()
     scores, rows = top_k(queries, encoder, k, gone)
@@ -60,7 +61,7 @@ def sample_users(
                 "history": _entries(store, store.items[history], time=store.times[history].tolist()),
                 "target": store.item_ids.decode(targets[place : place + 1]).tolist()[0],
                 "target_time": int(store.times[event]),
-                "target_rank": ranks[place],
+                "target_rank": None if ranks[place] == MISSED else ranks[place],
                 "recommendations": _entries(
                     store, rows[place][found].cpu().numpy(), score=scores[place][found].tolist()
                 ),

@@ -269,6 +269,7 @@ def _sample(user: Record, dated: bool) -> Record:
         "target": target,
         "moment": wording.moment(when) if dated else "",
         "rank": wording.count(rank),
+        "known": "target_rank" in user and user["target_rank"] is None,  # and so is no candidate
         "hit": any(entry.get("item") == target for entry in listed),
         "recommendations": [
             {

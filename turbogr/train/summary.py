@@ -114,6 +114,7 @@ def _state(config: Config, progress: Progress) -> dict[str, Any]:
         "best_step": progress.best_step,
         "ks": list(_cut_offs(config)),
         "filter_seen": config.evaluate.filter_seen,
+        "repeated": "missed",  # summaries from before had ranked a held-out item that the filter removes
     }
 
 

@@ -22,6 +22,7 @@ _OF_EVERY_SOURCE = (
     "min_user_events",
     "min_item_events",
     "duplicates",
+    "ties",
     "extend",
     "overwrite",
     "threads",
