@@ -79,6 +79,9 @@ def test_lists_among_the_values():
         (["=1,2"], "section.key=value,value"),
         (["train.seed="], "section.key=value,value"),
         (["train.seed=1,1"], "1 stands there more than once"),
+        (["optimizer.lr=1e-3,0.001"], "1e-3 and 0.001 are the same value; leave one of them out"),
+        (["train.seed=1,1.0"], "1 and 1.0 are the same value"),
+        (["optimizer.betas=[0.9, 1e-1],[9e-1, 0.1]"], "are the same value"),
         (["train.seed=[1"], "cannot read the values"),
         (["train.seed=1", "train.seed=2"], "names 'train.seed' twice"),
     ],
@@ -97,6 +100,26 @@ def test_recipes_of_one_name():
 def test_values_that_would_share_a_folder(values):
     with pytest.raises(UserError, match=r"would share the folder 'r/split=.*'; give the values names .* --variant"):
         cells_of(["r.yaml"], grid(f"data.split={values}", "train.seed=0,1"))
+
+
+def test_values_that_only_look_alike_are_no_repetition():
+    assert parse_axis("data.split=1e-3,0.001").values == ("1e-3", "0.001")
+    assert parse_axis("model.no_such_key=1,true").values == ("1", "true")
+
+
+@pytest.mark.parametrize("size", [251, 252])
+def test_a_folder_name_that_is_too_long(size):
+    split = "a" * (size - len("split=,seed=0"))
+    axes = grid("train.seed=0", f"data.split=x,{split}")
+    if size == 251:  # with .log at its end it is as long as a name may be
+        assert len(cells_of(["r.yaml"], axes)) == 2
+        return
+    with pytest.raises(
+        UserError, match=r"run of r\.yaml .* name of 252 bytes, and 251 is the most; name its .*--variant"
+    ):
+        cells_of(["r.yaml"], axes)
+    with pytest.raises(UserError, match=r"name of 260 bytes.*give the variant a shorter name"):
+        cells_of(["r.yaml"], [], variants(f"{'v' * 260}:"))
 
 
 @pytest.mark.parametrize("name", ["logs", "sweep.json"])
@@ -185,13 +208,13 @@ def test_a_sweep_compares_and_runs_nothing_twice(recipe, data, tmp_path, capsys)
     (linked / "tiny" / "eight,seed=0").symlink_to(out / "tiny" / "seed=2")
     capsys.readouterr()
     named = ["--variant", "four: loss.num_negatives=4", "--variant", "eight: loss.num_negatives=8, model.dim=8"]
-    assert sweep("gone/tiny.yaml", data, linked, *named, "--grid", "train.seed=0,1", "--compare-only") == 0
+    assert sweep(recipe, data, linked, *named, "--grid", "train.seed=0,1", "--compare-only") == 0
     shown = capsys.readouterr()
     lines = [line.split() for line in shown.out.splitlines()]
     assert [line[:3] for line in lines if line[:1] == ["tiny"]] == [["tiny", "four", "2"]]
     assert [line.partition("note: ")[2] for line in shown.err.splitlines()] == [
-        "tiny/eight,seed=0 is left out: it was trained with loss.num_negatives=4, not 8; "
-        "trained with train.seed=2, not 0"
+        "tiny/eight,seed=0 is left out: it was started with loss.num_negatives=4, not 8; "
+        "started with train.seed=2, not 0"
     ]
     assert json.loads((linked / "sweep.json").read_text())["runs"][0]["settings"] == "four"
 
@@ -274,8 +297,105 @@ def test_runs_of_other_data_or_settings_are_not_taken_for_those_of_the_sweep(rec
         assert words in shown.err and "±" not in shown.out and not (out / "tiny" / "seed=1").exists()
         assert sweep(recipe, store, out, "--grid", "train.seed=0", "--compare-only", *more) == 2
         shown = capsys.readouterr()
-        assert f"tiny/seed=0 is left out: it was trained {'on' if store is other else 'with'}" in shown.err
+        assert f"tiny/seed=0 is left out: it was {'trained on' if store is other else 'started with'}" in shown.err
         assert "no run of this sweep" in shown.err and "hr@10" not in shown.out
+
+
+def test_runs_of_another_recipe_of_the_same_name_are_left_out(recipe, data, tmp_path, capsys):
+    out = tmp_path / "sweep"
+    assert sweep(recipe, data, out, "--grid", "train.seed=0") == 0
+    recipe.write_text(RECIPE.replace("name: sasrec, dim: 8", "name: hstu, dim: 16"))
+    capsys.readouterr()
+    assert sweep(recipe, data, out, "--grid", "train.seed=0", "--compare-only") == 2
+    shown = capsys.readouterr()
+    assert (
+        "tiny/seed=0 is left out: it was started with model.name=sasrec, not hstu; started with model.dim=8"
+        in shown.err
+    )
+    assert "hr@10" not in shown.out
+    recipe.write_text(RECIPE.replace("epochs: 2", "epochs: 3").replace("every: 1", "every: 2"))
+    assert sweep(recipe, data, out, "--grid", "train.seed=0", "--compare-only") == 0
+    shown = capsys.readouterr()
+    assert not shown.err and "hr@10" in shown.out
+    assert sweep(recipe, data, out, "--grid", "train.seed=0", "--set", "train.epochs=3", "--compare-only") == 2
+    assert "it was started with train.epochs=2, not 3\n" in capsys.readouterr().err
+    recipe.unlink()
+    assert sweep(recipe, data, out, "--grid", "train.seed=0", "--compare-only") == 2
+    assert f"cannot read the recipe {recipe}" in capsys.readouterr().err
+
+
+def test_a_variant_of_other_settings_is_not_gone_on_with(recipe, data, tmp_path, capsys):
+    out = tmp_path / "sweep"
+    named = ["--variant", "slow: optimizer.lr=1e-4, optimizer.warmup_steps=null, train.epochs={}"]
+    assert sweep(recipe, data, out, named[0], named[1].format(1)) == 0
+    config = (out / "tiny" / "slow" / "config.yaml").read_bytes()
+    capsys.readouterr()
+    assert sweep(recipe, data, out, named[0], named[1].format(1).replace("1e-4", "1e-5")) == 2
+    told = capsys.readouterr().err
+    assert f"{out / 'tiny' / 'slow'} was started with optimizer.lr=0.0001, not 1e-05; give the same value" in told
+    assert (out / "tiny" / "slow" / "config.yaml").read_bytes() == config
+    assert sweep(recipe, data, out, named[0], named[1].format(30), "--dry-run") == 0  # and a longer warm-up
+    assert "tiny/slow  to do" in capsys.readouterr().out
+
+
+def test_no_run_is_made_shorter_than_it_was_trained(recipe, data, tmp_path, capsys):
+    out = tmp_path / "sweep"
+    seeds = ["--grid", "train.seed=0,1", "--set"]
+    assert sweep(recipe, data, out, "--grid", "train.seed=1", "--set", "train.epochs=4") == 0
+    config = (out / "tiny" / "seed=1" / "config.yaml").read_bytes()
+    steps = json.loads((out / "tiny" / "seed=1" / "summary.json").read_text())["steps"]
+    for setting, reason, least in (
+        ("train.epochs=2", "trained for 4 epochs already, and train.epochs is 2", 4),
+        (f"train.steps={steps - 1}", f"trained for {steps} steps already, and train.steps is {steps - 1}", steps),
+    ):
+        capsys.readouterr()
+        assert sweep(recipe, data, out, *seeds, "train.epochs=4", "--set", setting) == 2
+        told = capsys.readouterr().err
+        assert (
+            f"{out / 'tiny' / 'seed=1'} was {reason}; set it to {least} or more, or start a new run in another" in told
+        )
+        assert not (out / "tiny" / "seed=0").exists()
+        assert (out / "tiny" / "seed=1" / "config.yaml").read_bytes() == config
+        more = ["--set", setting] if "epochs" in setting else ["--set", "train.epochs=4", "--set", setting]
+        assert sweep(recipe, data, out, "--grid", "train.seed=1", *more, "--compare-only") == 2
+        assert f"tiny/seed=1 is left out: it was {reason}\n" in capsys.readouterr().err
+    assert sweep(recipe, data, out, "--grid", "train.seed=1", "--set", "train.epochs=4", "--dry-run") == 0
+    assert "tiny/seed=1  finished" in capsys.readouterr().out
+    assert sweep(recipe, data, out, "--grid", "train.seed=1", "--set", "train.epochs=5", "--dry-run") == 0
+    assert "tiny/seed=1  to do" in capsys.readouterr().out
+
+
+def test_sweeps_with_and_without_a_grid_do_not_share_a_folder(recipe, data, tmp_path, capsys):
+    first, second = tmp_path / "grid", tmp_path / "alone"
+    short = ["--set", "train.epochs=1"]
+    assert sweep(recipe, data, first, "--grid", "train.seed=0", *short) == 0
+    assert sweep(recipe, data, second, *short) == 0
+    for dry in (["--dry-run"], []):
+        capsys.readouterr()
+        assert sweep(recipe, data, first, *short, *dry) == 2
+        told = capsys.readouterr().err
+        assert f"{first / 'tiny'} holds the runs of a sweep with --grid or --variant, such as seed=0, and would" in told
+        assert "; choose another --out, or give that --grid or --variant again" in told
+        assert sweep(recipe, data, second, "--grid", "train.seed=0", *short, *dry) == 2
+        told = capsys.readouterr().err
+        assert f"{second / 'tiny'} is a run itself, and {second / 'tiny' / 'seed=0'} would lie within it" in told
+        assert "; choose another --out, or move the run away" in told
+    assert not (first / "logs" / "tiny.log").exists() and not (second / "tiny" / "seed=0").exists()
+    assert sweep(recipe, data, second / "tiny", "--dry-run") == 2
+    assert f"{second / 'tiny'} is a run itself" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("quick_trainer")
+@pytest.mark.parametrize("place", ["", "tiny", "tiny/seed=1", "tiny/seed=1/mine.txt"])
+def test_what_is_no_run_is_told_before_anything_runs(recipe, data, tmp_path, capsys, place):
+    out = tmp_path / "sweep"
+    (out / place).parent.mkdir(parents=True, exist_ok=True)
+    (out / place).write_text("mine")
+    assert sweep(recipe, data, out, "--grid", "train.seed=0,1") == 2
+    told = capsys.readouterr().err
+    folder = out / place if not place.endswith(".txt") else (out / place).parent
+    assert f"{folder} is " in told and "choose another --out" in told
+    assert not list(tmp_path.rglob("*.calls"))
 
 
 def test_every_recipe_chooses_by_its_own_metric(recipe, data, tmp_path, capsys):
@@ -317,10 +437,10 @@ TRAINER = """
 import json, pathlib, sys
 options = dict(zip(sys.argv[2::2], sys.argv[3::2]))
 run = pathlib.Path(options["--out"])
-if run.is_file():
-    sys.exit(f"turbogr: {run} is a file")
+if run.with_name(f"{run.name}.broken").exists():
+    sys.exit(f"turbogr: {run} is broken")
 run.mkdir(parents=True, exist_ok=True)
-with (run / "calls").open("a") as calls:
+with run.with_name(f"{run.name}.calls").open("a") as calls:
     calls.write(" ".join(sys.argv[1:]) + "\\n")
 """
 
@@ -336,13 +456,13 @@ def quick_trainer(tmp_path, monkeypatch):
 @pytest.mark.usefixtures("quick_trainer")
 def test_a_run_that_fails_leaves_the_others_alone_and_is_tried_again(recipe, data, tmp_path, capsys):
     out = tmp_path / "sweep"
-    blocked = out / "tiny" / "seed=0"
-    blocked.parent.mkdir(parents=True)
-    blocked.write_text("a file where the run's folder should be")
+    broken = out / "tiny" / "seed=0.broken"
+    broken.parent.mkdir(parents=True)
+    broken.touch()
     assert sweep(recipe, data, out, "--grid", "train.seed=0,1") == 1
-    assert f"tiny/seed=0 failed: turbogr: {blocked} is a file" in capsys.readouterr().err
-    assert (out / "tiny" / "seed=1" / "calls").exists()
-    blocked.unlink()
+    assert f"tiny/seed=0 failed: turbogr: {out / 'tiny' / 'seed=0'} is broken" in capsys.readouterr().err
+    assert (out / "tiny" / "seed=1.calls").exists()
+    broken.unlink()
     assert sweep(recipe, data, out, "--grid", "train.seed=0,1") == 0
 
 
@@ -372,10 +492,10 @@ def test_the_reason_is_that_of_this_attempt(recipe, data, tmp_path, monkeypatch,
 def test_every_run_gets_its_settings(recipe, data, tmp_path):
     out = tmp_path / "sweep"
     assert sweep(recipe, data, out, "--grid", "train.seed=5", "--set", "train.epochs=7") == 0
-    (call,) = (out / "tiny" / "seed=5" / "calls").read_text().splitlines()
+    (call,) = (out / "tiny" / "seed=5.calls").read_text().splitlines()
     assert "--resume" in call and call.endswith("--set train.epochs=7 --set train.seed=5")
     assert sweep(recipe, data, out, "--variant", "few: loss.num_negatives=2", "--set", "train.epochs=7") == 0
-    (call,) = (out / "tiny" / "few" / "calls").read_text().splitlines()
+    (call,) = (out / "tiny" / "few.calls").read_text().splitlines()
     assert call.endswith("--set train.epochs=7 --set loss.num_negatives=2")
 
 
@@ -392,8 +512,14 @@ def test_every_run_has_a_log_of_its_own(recipe, data, tmp_path):
 def test_a_wrong_setting_is_told_before_anything_runs(recipe, data, tmp_path, capsys):
     assert sweep(recipe, data, tmp_path / "sweep", "--grid", "model.dropout=0.1,2.0") == 2
     assert "dropout" in capsys.readouterr().err
-    assert sweep(recipe, data, tmp_path / "sweep", "--jobs", "0") == 2
-    assert "--jobs is 0" in capsys.readouterr().err
+    long = f"data.split=leave-two-out,{'x' * 300}"
+    for dry in ([], ["--dry-run"]):
+        assert sweep(recipe, data, tmp_path / "sweep", "--jobs", "0", *dry) == 2
+        assert "--jobs is 0" in capsys.readouterr().err
+        assert sweep(recipe, data, tmp_path / "sweep", "--grid", "train.device=cpu,nope", *dry) == 2
+        assert "train.device 'nope' cannot be used here" in capsys.readouterr().err
+        assert sweep(recipe, data, tmp_path / "sweep", "--grid", long, *dry) == 2
+        assert "name of 306 bytes" in capsys.readouterr().err
     assert not (tmp_path / "sweep").exists()
 
 
@@ -442,6 +568,22 @@ def test_baselines_stand_once_or_with_the_settings_that_change_them():
     ]  # fmt: skip
     parts = Comparison("hr@10", [run("", 0.1), run("", 0.1, "valid")]).baselines()
     assert [baseline.part for baseline in parts if baseline.name == "popularity"] == ["test", "valid"]
+
+
+def test_baselines_measured_at_other_cut_offs_are_the_same():
+    def run(settings, baseline):
+        found = run_of("a", ("a", settings), [0.5])
+        metrics = dict.fromkeys(baseline, 0.5)
+        return dataclasses.replace(found, metrics=metrics, baselines={"popularity": baseline})
+
+    runs = [run("ks=[10]", {"hr@10": 0.1}), run("ks=[5,10]", {"hr@5": 0.05, "hr@10": 0.1})]
+    table = Comparison("hr@10", runs).table()
+    assert table.columns[-1] == "hr@10"
+    assert table.rows[2:] == [["popularity", "-", "-", "test", "-", "-", "0.1000"]]
+    (baseline,) = Comparison("hr@10", runs).record()["baselines"]
+    assert baseline["metrics"] == {"hr@5": 0.05, "hr@10": 0.1} and baseline["settings"] == ""
+    runs.append(run("split=y", {"hr@10": 0.2}))
+    assert [row[-1] for row in Comparison("hr@10", runs).table().rows[3:]] == ["0.1000", "0.2000"]
 
 
 def test_no_mean_mixes_the_test_item_with_the_validation_item(recipe, data, tmp_path, capsys):

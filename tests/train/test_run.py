@@ -250,6 +250,36 @@ def test_resume_may_train_longer(config: Config, store: Store, tmp_path: Path) -
     assert train(longer, store.path, tmp_path / "run", resume=True).step == 20
 
 
+def test_resume_refuses_to_train_less_than_was_trained(
+    config: Config, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lasting(**limits: int) -> Config:
+        return dataclasses.replace(config, train=dataclasses.replace(config.train, **limits))
+
+    run = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        stop_after(patch, 6)
+        train(lasting(epochs=9), store.path, run)
+    before = {path: path.read_bytes() for path in (run / "config.yaml", run / "run.json")}
+    for limits, words in (
+        ({"epochs": 1}, r"was trained for 1\.5 epochs already, and train\.epochs is 1; set it to 2 or more, or start"),
+        ({"epochs": 9, "steps": 5}, r"was trained for 6 steps already, and train\.steps is 5; set it to 6 or more"),
+    ):
+        with pytest.raises(UserError, match=words):
+            train(lasting(**limits), store.path, run, resume=True)
+    assert {path: path.read_bytes() for path in before} == before
+    assert train(lasting(epochs=9, steps=6), store.path, run, resume=True).step == 6
+    assert train(lasting(epochs=2), store.path, run, resume=True).step == 8
+
+
+def test_resume_refuses_a_folder_that_holds_something_else(config: Config, store: Store, tmp_path: Path) -> None:
+    (tmp_path / "run" / "inside").mkdir(parents=True)
+    (tmp_path / "file").touch()
+    for name in ("run", "file"):
+        with pytest.raises(UserError, match=r"is not a run folder .*choose another --out, or move away what is there"):
+            train(config, store.path, tmp_path / name, resume=True)
+
+
 def test_the_stored_config_starts_the_same_run_again(config: Config, store: Store, tmp_path: Path) -> None:
     train(config, store.path, tmp_path / "run")
     train(tmp_path / "run/config.yaml", store.path, tmp_path / "again")

@@ -59,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
     variants = [parse_variant(variant) for variant in args.variant]
     cells = cells_of(args.recipes, [parse_axis(axis) for axis in args.grid], variants)
     if args.dry_run:
-        waiting = check(cells, Path(args.data), args.out, args.overrides)
+        waiting = check(cells, Path(args.data), args.out, args.overrides, jobs=args.jobs)
         print("\n".join(f"{cell.name}  {'to do' if cell in waiting else 'finished'}" for cell in cells))
         return 0
     outcome = Outcome({}, None)

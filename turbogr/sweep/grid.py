@@ -12,11 +12,13 @@ from typing import Any
 
 import yaml
 
-from turbogr.errors import UserError
+from turbogr.config import Config, parse
+from turbogr.errors import UserError, excerpt
 
 SEED = "train.seed"
 LOGS = "logs"
 
+_LONGEST_NAME = 255 - len(".log")  # bytes that file systems take; the log's name is the longest
 _TAKEN = (LOGS, "sweep.json", "sweep.svg")  # what a sweep writes beside the folders of its recipes
 
 
@@ -76,7 +78,7 @@ def parse_axis(text: str) -> Axis:
     """Read `section.key=value,value,...`; a value is YAML, so a list among the values goes in brackets.
 
     Raises:
-        UserError: no key, no value, or one value twice.
+        UserError: no key, no value, or one value twice, in whatever spelling.
     """
     key, equals, listed = text.partition("=")
     try:
@@ -86,9 +88,12 @@ def parse_axis(text: str) -> Axis:
     if not equals or not key.strip() or not values:
         raise UserError(f"--grid {text}: write it as section.key=value,value, e.g. train.seed=0,1,2")
     written = tuple(_write(value) for value in values)
-    twice = [value for value, count in Counter(written).items() if count > 1]
-    if twice:
-        raise UserError(f"--grid {text}: the value {twice[0]} stands there more than once")
+    first: dict[str, str] = {}
+    for value, spelt in zip(values, written, strict=True):
+        other = first.setdefault(repr(_as_config(key.strip(), value)), spelt)
+        if other != spelt:
+            raise UserError(f"--grid {text}: {other} and {spelt} are the same value; leave one of them out")
+    _refuse_twice(written, f"--grid {text}: the value {{}} stands there more than once")
     return Axis(key.strip(), written)
 
 
@@ -116,7 +121,8 @@ def cells_of(recipes: Sequence[str | Path], grid: Sequence[Axis], variants: Sequ
     """Return the runs, recipe by recipe and variant by variant, the last axis changing fastest.
 
     Raises:
-        UserError: recipes, variants or values whose folders would have one name, or a key that is set twice.
+        UserError: recipes, variants or values whose folders would have one name or too long a one, or a key that is
+            set twice.
     """
     paths = [Path(recipe) for recipe in recipes]
     _refuse_twice(
@@ -136,6 +142,7 @@ def cells_of(recipes: Sequence[str | Path], grid: Sequence[Axis], variants: Sequ
     each: Sequence[Variant | None] = variants or [None]
     cells = [Cell(path, choices, variant) for path in paths for variant in each for choices in combinations]
     _refuse_shared_folders(cells)
+    _refuse_long_folders(cells)
     return cells
 
 
@@ -152,6 +159,17 @@ def _refuse_shared_folders(cells: Sequence[Cell]) -> None:
             )
 
 
+def _refuse_long_folders(cells: Sequence[Cell]) -> None:
+    for cell in cells:
+        for part in cell.name.split("/"):
+            if (size := len(part.encode())) > _LONGEST_NAME:
+                remedy = "give the variant a shorter name" if cell.variant else "name its values with --variant"
+                raise UserError(
+                    f"the folder {excerpt(part)} of a run of {cell.recipe} would have a name of {size} bytes, and "
+                    f"{_LONGEST_NAME} is the most; {remedy}, or vary fewer settings"
+                )
+
+
 def _refuse_twice(names: Sequence[str], message: str) -> None:
     for name, count in Counter(names).items():
         if count > 1:
@@ -164,6 +182,17 @@ def _label(choices: Sequence[tuple[str, str]]) -> str:
     short = [key if last[key.rpartition(".")[2]] > 1 else key.rpartition(".")[2] for key, _ in choices]
     text = ",".join(f"{key}={value}" for key, (_, value) in zip(short, choices, strict=True))
     return text.replace("/", "_").replace(" ", "")
+
+
+def _as_config(key: str, value: Any) -> Any:
+    """The value as a config holds it, which reads 1e-3 and 0.001 alike; what none takes stays, for `check` to tell."""
+    tree = value
+    for part in reversed(key.split(".")):
+        tree = {part: tree}
+    try:
+        return parse(Config, tree, "--grid")
+    except UserError:
+        return value
 
 
 def _write(value: Any) -> str:

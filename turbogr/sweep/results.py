@@ -8,7 +8,6 @@ given with the standard deviation between them. Below them stand the baselines t
 
 from __future__ import annotations
 
-import functools
 import json
 import statistics
 from collections import Counter
@@ -18,12 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from turbogr.bench.record import Table
-from turbogr.config import Config, load_config
-from turbogr.data.store import Store
-from turbogr.errors import UserError
+from turbogr.config import load_config
 from turbogr.report.charts import Axis, Series, line_chart
 from turbogr.sweep.grid import Cell
-from turbogr.train.checkpoint import read_run_record
 from turbogr.train.summary import read_summary
 
 _ITEMS = {"test": "test", "valid": "validation"}
@@ -78,21 +74,31 @@ class Comparison:
             groups.setdefault(run.group, []).append(run)
         return groups
 
+    def shown_metrics(self) -> list[str]:
+        """The metrics that all runs have, which are the columns of the table."""
+        return [name for name in self.runs[0].metrics if all(name in run.metrics for run in self.runs)]
+
     def baselines(self) -> list[Baseline]:
-        """Every baseline once, or once for each of the settings that change what it is worth, as those of data do."""
-        found: list[Baseline] = []
+        """Every baseline once, or once for each of the settings that change what it is worth, as those of data do.
+
+        Runs may be measured at other cut-offs: a baseline is the same where the metrics that the table shows are, and
+        has those of all its runs.
+        """
+        shown = self.shown_metrics()
+        found: dict[tuple[Any, ...], Baseline] = {}
         for run in self.runs:
             for name, metrics in run.baselines.items():
-                if not any((known.name, known.part, known.metrics) == (name, run.part, metrics) for known in found):
-                    found.append(Baseline(name, run.group[1], run.part, metrics))
-        times = Counter(baseline.name for baseline in found)
-        alone = [replace(baseline, settings="") if times[baseline.name] == 1 else baseline for baseline in found]
+                worth = (name, run.part, *(metrics.get(metric) for metric in shown))
+                known = found.setdefault(worth, Baseline(name, run.group[1], run.part, {}))
+                found[worth] = replace(known, metrics={**metrics, **known.metrics})
+        times = Counter(baseline.name for baseline in found.values())
+        alone = [replace(each, settings="") if times[each.name] == 1 else each for each in found.values()]
         return sorted(alone, key=lambda baseline: list(times).index(baseline.name))
 
     def table(self) -> Table:
         """Mean and spread of every metric that all runs have, a line for each group and part it is measured on, and
         one for each baseline."""
-        names = [name for name in self.runs[0].metrics if all(name in run.metrics for run in self.runs)]
+        names = self.shown_metrics()
         settings = any(label for _, label in self.groups())
         one_metric = len({run.metric for run in self.runs}) == 1
         rows: list[list[str]] = []
@@ -175,37 +181,6 @@ def compare(cells: Sequence[Cell], out: Path) -> Comparison | None:
             metric = metric or run.metric
             runs.append(run)
     return Comparison(metric, runs) if metric and runs else None
-
-
-def misplaced(cells: Sequence[Cell], data: Path, out: Path, overrides: Sequence[str] = ()) -> dict[Cell, list[str]]:
-    """Return the cells whose folders hold runs of other data or settings, as those put there by hand may be, with
-    what is different."""
-    content = Store.open(data).manifest.content_hash
-    found: dict[Cell, list[str]] = {}
-    for cell in cells:
-        folder = out / cell.name
-        if not (folder / "config.yaml").exists() or not (folder / "run.json").exists():
-            continue
-        trained_on = read_run_record(folder)["data"]
-        different = [] if trained_on["content_hash"] == content else [f"trained on {trained_on['path']}, not {data}"]
-        different += _other_settings(load_config(folder / "config.yaml"), cell, folder, overrides)
-        if different:
-            found[cell] = different
-    return found
-
-
-def _other_settings(trained: Config, cell: Cell, folder: Path, overrides: Sequence[str]) -> list[str]:
-    asked = [*overrides, *cell.overrides]
-    try:
-        named = load_config(folder / "config.yaml", asked)
-    except UserError:
-        return [f"not trained with {', '.join(asked)}"]
-    found = []
-    for key, value in dict(setting.split("=", 1) for setting in asked).items():
-        actual, wanted = (functools.reduce(getattr, key.strip().split("."), config) for config in (trained, named))
-        if wanted is not None and actual != wanted:  # what is unset, the run has chosen
-            found.append(f"trained with {key}={actual}, not {value}")
-    return found
 
 
 def _read(cell: Cell, folder: Path, metric: str) -> Run | None:

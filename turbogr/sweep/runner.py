@@ -19,15 +19,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from signal import SIGTERM, Signals
 
+import torch
+
+from turbogr import ops
 from turbogr.config import Config, load_config
 from turbogr.data.store import Store
 from turbogr.errors import UserError
 from turbogr.machine import usable_cores
 from turbogr.sweep.grid import LOGS, Cell
+from turbogr.sweep.place import check_place, config_of
 from turbogr.train.checkpoint import read_run_record
-from turbogr.train.run import check_continues, resolve_against
 from turbogr.train.stopping import StopRequest
 from turbogr.train.summary import read_summary
+from turbogr.train.trainer import choose_device
 
 TRAIN = [sys.executable, "-m", "turbogr", "train"]
 
@@ -56,11 +60,9 @@ def sweep(
     """Train every cell into `out/<name of the cell>`, `jobs` at a time; the cores are divided among them.
 
     Raises:
-        UserError: a recipe, setting or store that cannot be trained; all are read before the first run starts.
+        UserError: as `check`, before the first run starts.
     """
-    if jobs < 1:
-        raise UserError(f"--jobs is {jobs}; give at least 1")
-    waiting = check(cells, data, out, overrides)
+    waiting = check(cells, data, out, overrides, jobs=jobs)
     skipped = len(cells) - len(waiting)
     if skipped:
         tell(f"{skipped} of {len(cells)} runs are finished already")
@@ -169,20 +171,39 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def check(cells: Sequence[Cell], data: Path, out: Path, overrides: Sequence[str] = ()) -> list[Cell]:
-    """Read every recipe with its settings against the store; return the cells that are not finished with them.
+def check(cells: Sequence[Cell], data: Path, out: Path, overrides: Sequence[str] = (), *, jobs: int = 1) -> list[Cell]:
+    """Check all that a sweep begins with; return the cells that are not finished with their settings.
 
     Raises:
-        UserError: a recipe, setting or store that cannot be trained, or a run of another one where a cell's would go.
+        UserError: no jobs, a recipe, setting or store that cannot be trained here, or something else than a cell's own
+            run where that would go.
     """
+    if jobs < 1:
+        raise UserError(f"--jobs is {jobs}; give at least 1")
     store = Store.open(data)
     waiting = []
     for cell in cells:
-        config = resolve_against(load_config(cell.recipe, [*overrides, *cell.overrides]), store)
-        check_continues(out / cell.name, config, store)
+        config = config_of(cell, store, overrides)
+        _check_machine(config)
+        check_place(cell, out, config, store)
         if not _is_finished(out / cell.name, config):
             waiting.append(cell)
     return waiting
+
+
+def _check_machine(config: Config) -> None:
+    """Raise the UserError of a device or backend that this machine does not have.
+
+    An accelerator that is there is left alone: what a sweep takes of it, its runs would miss.
+    """
+    with ops.backend(config.train.backend):
+        pass
+    accelerator, count = torch.accelerator.current_accelerator(), torch.accelerator.device_count()
+    usable = {"auto", "cpu"}
+    if accelerator is not None and count:
+        usable |= {accelerator.type, *(f"{accelerator.type}:{number}" for number in range(count))}
+    if config.train.device not in usable:
+        choose_device(config.train.device)
 
 
 def _is_finished(run: Path, config: Config) -> bool:

@@ -11,8 +11,8 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,8 @@ from turbogr.parallel.agreement import check_same_start, check_shared_folder
 from turbogr.parallel.mesh import Mesh, MeshSize, choose_mesh
 from turbogr.parallel.world import World, joined, set_patience
 from turbogr.train.calibration import with_measured_cost
-from turbogr.train.checkpoint import read_run_record
+from turbogr.train.checkpoint import Checkpoints, read_run_record
+from turbogr.train.progress import Progress
 from turbogr.train.selection import check_selection
 from turbogr.train.stopping import AgreedStop
 from turbogr.train.summary import SUMMARY, summary_is_current, write_summary
@@ -55,6 +56,14 @@ class _Start:
     changes: list[str]
 
 
+@dataclass(frozen=True)
+class Refusal:
+    """Why a run cannot be continued, as the end of a sentence that begins with "it was", and what to do instead."""
+
+    reason: str
+    remedy: str
+
+
 def train(
     recipe: str | Path | Config,
     data: str | Path,
@@ -66,9 +75,10 @@ def train(
 ) -> TrainResult:
     """Train a recipe on the prepared store `data` into the run folder `out`.
 
-    With `resume`, an existing run continues from its newest checkpoint with the same model and data; how long, how
-    fast, on how many ranks and how it is evaluated may change. A folder that does not exist yet is started. `init_from`
-    is a run whose parameters and item vectors a new run starts from; `data` must extend what that run was trained on.
+    With `resume`, an existing run continues from its newest checkpoint with the same model and data; how long (but not
+    less than it has been trained), how fast, on how many ranks and how it is evaluated may change. A folder that does
+    not exist yet is started. `init_from` is a run whose parameters and item vectors a new run starts from; `data` must
+    extend what that run was trained on.
 
     A process that torchrun has started trains together with the other ranks; `data` and `out` must be the same folders
     for all of them. Rank 0 prints and writes.
@@ -249,16 +259,74 @@ def _train_and_summarise(trainer: Trainer) -> TrainResult:
 
 def _holds_a_run(run: Path) -> bool:
     """Whether there is something to resume or to protect; what a killed start left before run.json does not count."""
-    if not run.exists():
-        return False
+    if not run.is_dir():
+        return run.exists()
     left_behind = {"config.yaml", "environment.json"}
     return any(entry.name not in left_behind and not entry.name.endswith(".part") for entry in run.iterdir())
 
 
-def check_continues(run: Path, config: Config, store: Store) -> None:
-    """Raise the UserError with which `train` refuses to resume a run with this config and store; no run, no error."""
-    if (run / "run.json").exists():
-        _resumed_record(run, config, store, [])
+def refusals(run: Path, config: Config, store: Store, *, fixed: Collection[str] = ()) -> list[Refusal]:
+    """Return why `train` would not resume a run with this config and store; no run, no refusal.
+
+    `fixed` are settings, `section.key`, that may not change either, though `train` would let them.
+
+    Raises:
+        UserError: something stands there that is no run, or a run that cannot be read.
+    """
+    if not _holds_a_run(run):
+        return []
+    if not (run / "run.json").exists():
+        raise UserError(
+            f"{run} is not a run folder (it has no run.json), and a run would go there; choose another --out, or move "
+            "away what is there"
+        )
+    found = []
+    trained_on = read_run_record(run)["data"]
+    if trained_on["content_hash"] != store.manifest.content_hash:
+        reason = f"trained on {trained_on['path']}, and {store.path} holds other data"
+        found.append(Refusal(reason, "resume with the same store, or start a new run"))
+    shortened = _shortened(run, config)
+    for key, (before, after) in _changed(run, config).items():
+        section = key.split(".")[0]
+        reason = f"started with {key}={before}, not {after}"
+        if section not in _MAY_CHANGE or key in _FIXED:
+            what = "it cannot be resumed with another model, loss or data. "
+            found.append(Refusal(reason, f"{what}Give the same value, or start a new run"))
+        elif (key in fixed or section in fixed) and key not in shortened:
+            found.append(Refusal(reason, "give the same value, or start a new run"))
+    return [*found, *shortened.values()]
+
+
+def _changed(run: Path, config: Config) -> dict[str, tuple[Any, Any]]:
+    """The settings that differ from those a run was trained with last, as (before, after)."""
+    before, after = (_flat(c) for c in (load_config(run / "config.yaml"), _with_stored_cost(config, run)))
+    return {key: (before.get(key), value) for key, value in after.items() if before.get(key) != value}
+
+
+def _shortened(run: Path, config: Config) -> dict[str, Refusal]:
+    """Refusals by setting where a config asks for less than was trained: no run can go back to where it matches."""
+    progress = _newest_progress(run)
+    position = progress.loader
+    trained = {
+        "epochs": (position["epoch"] + (position["step"] > 0), f"{progress.epochs:.4g}"),
+        "steps": (progress.step, f"{progress.step}"),
+    }
+    found = {}
+    for name, (least, told) in trained.items():
+        key, limit = f"train.{name}", getattr(config.train, name)
+        if limit is not None and limit < least:
+            reason = f"trained for {told} {name} already, and {key} is {limit}"
+            found[key] = Refusal(reason, f"set it to {least} or more, or start a new run")
+    return found
+
+
+def _newest_progress(run: Path) -> Progress:
+    """How far a run has come; a damaged checkpoint is for `Trainer.resume` to tell."""
+    checkpoints = Checkpoints(run)
+    for step in reversed(checkpoints.steps()):
+        with suppress(UserError):
+            return checkpoints.progress(step)
+    return Progress()
 
 
 @contextmanager
@@ -327,22 +395,11 @@ def _resumed_record(run: Path, config: Config, store: Store, changes: list[str])
 
     What has changed and may is added to `changes`, a line each.
     """
+    for refusal in refusals(run, config, store):
+        raise UserError(f"{run} was {refusal.reason}; {refusal.remedy}")
+    changed = _changed(run, config)
+    changes += [f"resuming with {key}={after} (was {before})" for key, (before, after) in changed.items()]
     record = read_run_record(run)
-    if record["data"]["content_hash"] != store.manifest.content_hash:
-        raise UserError(
-            f"{run} was trained on {record['data']['path']}, and {store.path} holds other data; "
-            "resume with the same store, or start a new run"
-        )
-    before, after = (_flat(c) for c in (load_config(run / "config.yaml"), config))
-    changed = [key for key in after if before.get(key) != after[key]]
-    forbidden = [key for key in changed if key.split(".")[0] not in _MAY_CHANGE or key in _FIXED]
-    if forbidden:
-        key = forbidden[0]
-        raise UserError(
-            f"{run} was started with {key}={before.get(key)}, not {after[key]}; it cannot be resumed with another "
-            "model, loss or data. Give the same value, or start a new run"
-        )
-    changes += [f"resuming with {key}={after[key]} (was {before.get(key)})" for key in changed]
     return {**record, "data": {**record["data"], "path": str(store.path.resolve())}}
 
 

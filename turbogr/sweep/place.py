@@ -1,0 +1,79 @@
+"""Whether the folder of a cell is free for its run, or holds that very run and no other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+
+from turbogr.config import Config, load_config
+from turbogr.data.store import Store
+from turbogr.errors import UserError
+from turbogr.sweep.grid import Cell
+from turbogr.train.run import refusals, resolve_against
+
+_MAY_GROW = {"train.epochs", "train.steps"}
+
+
+def config_of(cell: Cell, store: Store, overrides: Sequence[str] = ()) -> Config:
+    """Return the config that a cell is trained with on a store.
+
+    Raises:
+        UserError: a recipe or setting that cannot be trained.
+    """
+    return resolve_against(load_config(cell.recipe, [*overrides, *cell.overrides]), store)
+
+
+def check_place(cell: Cell, out: Path, config: Config, store: Store) -> None:
+    """Check that the run of a cell can be started in its folder, or resumed there; it may be made to train longer.
+
+    Raises:
+        UserError: the folder holds something else, holds other runs or lies within one.
+    """
+    folder = out / cell.name
+    for outer in (out / parent for parent in Path(cell.name).parents):
+        if _is_run(outer):
+            raise UserError(
+                f"{outer} is a run itself, and {folder} would lie within it; choose another --out, or move the run away"
+            )
+        if outer.exists() and not outer.is_dir():
+            raise UserError(f"{outer} is a file, and {folder} would lie within it; choose another --out")
+    if folder.is_dir() and not _is_run(folder):
+        for inner in sorted(entry.name for entry in folder.iterdir() if _is_run(entry)):
+            raise UserError(
+                f"{folder} holds the runs of a sweep with --grid or --variant, such as {inner}, and would be a run "
+                "itself; choose another --out, or give that --grid or --variant again"
+            )
+    for refusal in refusals(folder, config, store, fixed=_given(cell.overrides) - _MAY_GROW):
+        raise UserError(f"{folder} was {refusal.reason}; {refusal.remedy} in another --out")
+
+
+def misplaced(cells: Sequence[Cell], data: Path, out: Path, overrides: Sequence[str] = ()) -> dict[Cell, list[str]]:
+    """Return the cells whose folders hold runs of other data or settings, as those put there by hand may be, with
+    what is different.
+
+    Raises:
+        UserError: a recipe, setting or store that cannot be trained, so that no run can be one of it.
+    """
+    store = Store.open(data)
+    found: dict[Cell, list[str]] = {}
+    for cell in cells:
+        folder = out / cell.name
+        if not (folder / "config.yaml").exists() or not _is_run(folder):
+            continue
+        config = config_of(cell, store, overrides)
+        different = refusals(folder, config, store, fixed=_given([*overrides, *cell.overrides]))
+        if different:
+            found[cell] = [refusal.reason for refusal in different]
+    return found
+
+
+def _given(overrides: Sequence[str]) -> set[str]:
+    """The keys that are given a value; one that is unset follows from others."""
+    values = {key.strip(): value for key, _, value in (override.partition("=") for override in overrides)}
+    return {key for key, value in values.items() if yaml.safe_load(value) is not None}
+
+
+def _is_run(folder: Path) -> bool:
+    return (folder / "run.json").exists()
