@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import stat
 
 import pytest
@@ -52,6 +53,57 @@ def test_a_failure_names_the_file_that_was_asked_for(tmp_path, monkeypatch):
         replace_text(path, "new")
     assert ".part" not in str(failed.value)
     assert [entry.name for entry in tmp_path.iterdir()] == ["a.json"]
+
+
+@pytest.fixture(params=["pipe", "socket", "link to a pipe", "link to itself"])
+def special(request, tmp_path, monkeypatch):
+    """A path that is no regular file, and how it is called; the folder must stay as it is."""
+    path = tmp_path / "a.json"
+    if request.param == "pipe":
+        os.mkfifo(path)
+    elif request.param == "socket":
+        monkeypatch.chdir(tmp_path)  # the address of a socket must be short
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(path.name)
+    elif request.param == "link to a pipe":
+        os.mkfifo(tmp_path / "pipe")
+        path.symlink_to("pipe")
+    else:
+        path.symlink_to("a.json")
+    before = sorted((entry.name, entry.lstat().st_mode) for entry in tmp_path.iterdir())
+    words = {"socket": "is a socket", "link to itself": "is a link that leads to itself"}
+    yield path, words.get(request.param, "is a pipe")
+    assert sorted((entry.name, entry.lstat().st_mode) for entry in tmp_path.iterdir()) == before
+
+
+def test_what_is_no_regular_file_is_never_replaced(special):
+    path, words = special
+    with pytest.raises(UserError, match=rf"^--out .*a\.json {words}.*; .*name"):
+        check_target(path, "--out")
+    with pytest.raises(UserError, match=rf"a\.json {words}"):
+        replace_text(path, "new")
+    with pytest.raises(UserError, match=rf"a\.json {words}"), replacing(path):
+        raise AssertionError("the work has begun")
+
+
+def test_a_link_stays_and_what_it_leads_to_is_replaced(tmp_path):
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "here").mkdir()
+    link, target = tmp_path / "here" / "a.json", tmp_path / "disk" / "b.json"
+    link.symlink_to("../disk/b.json")
+    for text in ("new", "newer"):
+        check_target(link, "--out")
+        replace_text(link, text)
+        assert link.is_symlink()
+        assert target.read_text() == text
+    assert [*(tmp_path / "disk").iterdir(), *(tmp_path / "here").iterdir()] == [target, link]
+    astray = tmp_path / "astray"
+    astray.symlink_to(tmp_path / "gone" / "a.json")
+    with pytest.raises(UserError, match=r"--out .*astray: the folder .*gone does not exist"):
+        check_target(astray, "--out")
+    with pytest.raises(FileNotFoundError) as missing:
+        replace_text(astray, "new")
+    assert missing.value.filename == str(astray)
 
 
 def test_a_target_is_checked_before_the_work(tmp_path, monkeypatch):

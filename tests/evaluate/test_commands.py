@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -65,6 +67,10 @@ def test_another_filter_leaves_the_run_as_it_is(run: Path, tmp_path: Path, capsy
     opened = open_run(run)
     result = evaluate(opened.encoder, opened.store, opened.split, max_len=12, ks=(5, 10), filter_last=2)
     assert json.loads((tmp_path / "two.json").read_text())["parts"]["test"]["model"] == result.metrics
+    huge = "9" * 20
+    assert cli.main(["evaluate", str(run), "--filter-last", huge, "--json", str(tmp_path / "all.json")]) == 0
+    everything = evaluate(opened.encoder, opened.store, opened.split, max_len=12, ks=(5, 10))
+    assert json.loads((tmp_path / "all.json").read_text())["parts"]["test"]["model"] == everything.metrics
     assert cli.main(["evaluate", str(run), "--filter-last", "0"]) == 2
     assert "--filter-last is 0; give at least 1" in capsys.readouterr().err
 
@@ -209,6 +215,26 @@ def test_a_target_without_a_folder_is_refused_before_the_model_is_loaded(
     (tmp_path / file).mkdir()
     assert cli.main([name, str(trained), option, str(tmp_path / file)]) == 2
     assert "is a folder" in capsys.readouterr().err
+    (tmp_path / file).rmdir()
+    os.mkfifo(tmp_path / file)
+    assert cli.main([name, str(trained), option, str(tmp_path / file)]) == 2
+    assert f"{option} {tmp_path}/{file} is a pipe and cannot be replaced by a file" in capsys.readouterr().err
+    assert stat.S_ISFIFO((tmp_path / file).stat().st_mode)
+
+
+@pytest.mark.parametrize("name", ["evaluation.json", "samples.json"])
+def test_a_pipe_in_the_run_folder_is_refused_before_the_work(
+    run: Path, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    def refuse(*args: object, **settings: object) -> None:
+        raise AssertionError("the run is measured")
+
+    monkeypatch.setattr("turbogr.evaluate.evaluator.evaluate", refuse)
+    (run / name).unlink(missing_ok=True)
+    os.mkfifo(run / name)
+    assert cli.main(["evaluate", str(run)]) == 2
+    assert f"the result {run}/{name} is a pipe" in capsys.readouterr().err
+    assert stat.S_ISFIFO((run / name).stat().st_mode)
 
 
 def test_users_who_have_seen_everything_are_told(

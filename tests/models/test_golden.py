@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import stat
 import zipfile
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from tests.ops.judging import instruction_set, needs_kernels
 from turbogr.cli import main
 from turbogr.config import MAX_TIME_BUCKETS, ModelConfig
-from turbogr.errors import UserError
-from turbogr.models.golden import Golden, relative_error, write_golden
+from turbogr.models import golden as golden_module
+from turbogr.models.golden import Difference, Golden, relative_error, write_golden
 from turbogr.models.retrieval import BLOCKS
-from turbogr.ops import registry
+from turbogr.ops import native, registry
 
 GOLDEN = os.environ.get("TURBOGR_TEST_GOLDEN")
 ITEMS = "_embedding_module._item_emb.weight"
 CONFIG = ModelConfig(dim=8, num_blocks=2, num_heads=2, max_len=7, num_time_buckets=16, dropout=0.0)
+every_backend = pytest.mark.parametrize(
+    ("backend", "isa"),
+    [("reference", None), *(pytest.param("cpu", name, marks=needs_kernels) for name in native.INSTRUCTION_SETS)],
+)
 
 
 def named(name: str) -> ModelConfig:
@@ -35,16 +42,17 @@ def change(path: Path, **arrays: object) -> None:
     np.savez(path, **{key: value for key, value in content.items() if value is not None})
 
 
+def compare(golden: Golden, backend: str, isa: str | None) -> list[Difference]:
+    with registry.backend(backend), nullcontext() if isa is None else instruction_set(isa):
+        return golden.compare()
+
+
 @pytest.mark.skipif(GOLDEN is None, reason="TURBOGR_TEST_GOLDEN does not name the folder of golden files")
-@pytest.mark.parametrize("backend", registry.CHOICES)
+@every_backend
 @pytest.mark.parametrize("name", ["hstu", "fuxi"])
-def test_the_public_implementation_is_reproduced(name: str, backend: str) -> None:
+def test_the_public_implementation_is_reproduced(name: str, backend: str, isa: str | None) -> None:
     golden = Golden.read(Path(GOLDEN or "") / f"{name}.npz")
-    try:
-        with registry.backend(backend):
-            differences = golden.compare()
-    except UserError as error:
-        pytest.skip(str(error))
+    differences = compare(golden, backend, isa)
     assert {row.name for row in differences} == {
         key for key in golden.tensors if key == "output" or key.startswith("grad/")
     }
@@ -52,22 +60,63 @@ def test_the_public_implementation_is_reproduced(name: str, backend: str) -> Non
     assert all(row.error < 1e-4 for row in differences), differences
 
 
+@every_backend
 @pytest.mark.parametrize("name", BLOCKS)
-def test_what_we_write_is_what_we_compute(tmp_path: Path, name: str) -> None:
+def test_what_we_write_is_what_we_compute(tmp_path: Path, name: str, backend: str, isa: str | None) -> None:
     path = tmp_path / "ours.npz"
     write_golden(path, named(name), seed=3)
     golden = Golden.read(path)
     assert golden.config == named(name).with_preset()
-    differences = golden.compare()
+    differences = compare(golden, backend, isa)
     assert len(differences) == len([key for key in golden.tensors if key.startswith("param/")]) + 1
-    assert max(row.error for row in differences) < 1e-6
+    assert max(row.error for row in differences) < 5e-6
     assert all(golden.tensors[row.name].abs().max() > 0 for row in differences)
     assert [file.name for file in tmp_path.iterdir()] == ["ours.npz"]
 
 
+@pytest.mark.parametrize("name", BLOCKS)
+def test_what_we_write_is_exact(tmp_path: Path, name: str) -> None:
+    """A port is measured by its own errors, not by ours on top."""
+    path = tmp_path / "ours.npz"
+    write_golden(path, named(name), seed=4)
+    golden = Golden.read(path)
+    model, table, ids, times, lengths = golden.build(torch.float64)
+    with registry.backend("reference"):
+        results = golden_module._run(model, table, ids, times, lengths, golden.tensors["cotangent"].double())
+    assert max(relative_error(golden.tensors[key], value) for key, value in results.items()) < 1e-7
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ("--model sasrec --max-len 2", ["query_weight' of this model and input is 0", "choose larger sizes"]),
+        ("--model sasrec --dim 2 --num-heads 1 --max-len 40 --seed 8", ["'grad/", "hangs on rounding", "another seed"]),
+        (
+            "--dim 16 --num-heads 1 --max-len 5 --num-blocks 6 --num-time-buckets 1 --seed 11",
+            ["_ts_w' of this model and input hangs on rounding", "a fair file allows 2.5e-05", "another seed"],
+        ),
+    ],
+)
+def test_a_file_that_judges_rounding_is_not_written(
+    tmp_path: Path, options: str, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["conformance", "--write", str(tmp_path / "f.npz"), *options.split()]) == 2
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1
+    assert all(word in message for word in words), message
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_wide_model_can_be_written(tmp_path: Path) -> None:
+    path = tmp_path / "wide.npz"
+    assert main(["conformance", "--write", str(path), "--model", "sasrec", "--dim", "512"]) == 0
+    assert main(["conformance", str(path), "--backend", "all"]) == 0
+
+
 def test_a_file_depends_on_its_seed_alone(tmp_path: Path) -> None:
-    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
-        write_golden(tmp_path / f"{name}.npz", CONFIG, seed=seed)
+    for name, seed, backend in (("a", 1, "auto"), ("b", 1, "reference"), ("c", 2, "auto")):
+        with registry.backend(backend):
+            write_golden(tmp_path / f"{name}.npz", CONFIG, seed=seed)
     a, b, c = (Golden.read(tmp_path / f"{name}.npz").tensors for name in "abc")
     assert all(a[key].equal(b[key]) for key in a)
     assert not a["output"].equal(c["output"])
@@ -89,9 +138,40 @@ def test_a_port_with_one_wrong_gradient_fails(tmp_path: Path, name: str, capsys:
 
 def test_the_command_writes_what_it_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "f.npz"
-    assert main(["conformance", "--write", str(path), "--model", "fuxi-gamma", "--dim", "12", "--num-heads", "3"]) == 0
+    sizes = ["--dim", "12", "--num-heads", "3", "--ffn-multiplier", "1.5"]
+    assert main(["conformance", "--write", str(path), "--model", "fuxi-gamma", *sizes]) == 0
     assert main(["conformance", str(path), "--backend", "reference"]) == 0
     assert "fuxi-gamma, 2 blocks of width 12: the same" in capsys.readouterr().out
+    assert Golden.read(path).tensors["param/blocks.0.ffn_up"].shape == (12, 18)
+
+
+@pytest.mark.parametrize("option", ["--model=sasrec", "--dim=32", "--seed=0", "--ffn-multiplier=2", "--overwrite"])
+def test_options_of_writing_are_refused_when_comparing(
+    tmp_path: Path, option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "f.npz"
+    write_golden(path, CONFIG)
+    before = path.read_bytes()
+    assert main(["conformance", str(path), option]) == 2
+    captured = capsys.readouterr()
+    assert f"{option.partition('=')[0]} says what --write makes and means nothing without it" in captured.err
+    assert not captured.out
+    assert path.read_bytes() == before
+
+
+def test_all_names_a_backend_that_it_leaves_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "f.npz"
+    write_golden(path, CONFIG)
+    assert main(["conformance", str(path), "--backend", "reference"]) == 0
+    assert "left out" not in capsys.readouterr().out
+    monkeypatch.setattr(native, "_problem", "nobody built them")
+    assert main(["conformance", str(path), "--backend", "all"]) == 0
+    head, *_, note, verdict = capsys.readouterr().out.splitlines()
+    assert head.split() == ["tensor", "shape", "auto", "reference"]
+    assert note.startswith("cpu is left out: backend 'cpu' cannot serve ") and note.endswith(": nobody built them")
+    assert "the same" in verdict
 
 
 @pytest.mark.parametrize(
@@ -174,7 +254,7 @@ def test_the_types_of_other_ports_are_converted(
     path = tmp_path / "port.npz"
     write_golden(path, named(name))
     as_another_port_writes(path, floats, integers)
-    assert main(["conformance", str(path), "--tolerance", "1e-6"]) == 0, capsys.readouterr().err
+    assert main(["conformance", str(path), "--tolerance", "5e-6"]) == 0, capsys.readouterr().err
 
 
 def test_small_and_reordered_arrays_are_converted(tmp_path: Path) -> None:
@@ -184,7 +264,7 @@ def test_small_and_reordered_arrays_are_converted(tmp_path: Path) -> None:
         arrays = {key: np.asfortranarray(file[key]) for key in file.files}
     arrays.update(lengths=arrays["lengths"].astype(np.uint8), num_heads=np.array([2.0]), model=np.array([b"hstu"]))
     change(path, **arrays)
-    assert main(["conformance", str(path), "--tolerance", "1e-6"]) == 0
+    assert main(["conformance", str(path), "--tolerance", "5e-6"]) == 0
 
 
 def test_a_file_without_sequences_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -281,7 +361,12 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path, capsys: pytest.CaptureFi
         (["--dim", "0"], ["--dim is 0", "from 1"]),
         (["--num-blocks", "-3"], ["--num-blocks is -3"]),
         (["--seed", "-1"], ["--seed is -1", "0 or more"]),
-        (["--tolerance", "nan"], ["--tolerance is nan"]),
+        (["--tolerance", "3"], ["--tolerance says how a file is compared", "means nothing with --write"]),
+        (["--backend", "auto"], ["--backend says how a file is compared", "means nothing with --write"]),
+        (["--ffn-multiplier", "1.5"], ["--ffn-multiplier means nothing for hstu", "no feed-forward part"]),
+        (["--model", "sasrec", "--ffn-multiplier", "0"], ["--ffn-multiplier is 0", "above 0", "at most 16"]),
+        (["--model", "sasrec", "--ffn-multiplier", "nan"], ["--ffn-multiplier is nan"]),
+        (["--model", "sasrec", "--num-time-buckets", "9"], ["--num-time-buckets means nothing for sasrec"]),
         (["--dim", "16384", "--num-blocks", "1024"], ["1024 blocks of width 16384", "GiB", "choose smaller sizes"]),
     ],
 )
@@ -295,9 +380,11 @@ def test_what_cannot_be_written_is_refused_in_one_sentence(
     assert not list(tmp_path.iterdir())
 
 
-def test_the_memory_of_the_reference_grows_with_the_pairs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    command = ["conformance", "--write", str(tmp_path / "f.npz"), "--max-len", "65536", "--num-blocks", "1024"]
-    assert main([*command, "--backend", "reference"]) == 2
+def test_the_memory_of_the_definition_grows_with_the_pairs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(golden_module, "memory_bytes", lambda: 2**34)
+    assert main(["conformance", "--write", str(tmp_path / "f.npz"), "--max-len", "65536"]) == 2
     assert "65,536 places takes about" in capsys.readouterr().err
 
 
@@ -310,9 +397,13 @@ def test_a_file_that_exists_is_replaced_only_when_told(tmp_path: Path, capsys: p
     assert path.read_text() == "somebody's work"
     assert main([*command, "--overwrite"]) == 0
     assert main(["conformance", str(path)]) == 0
+    os.mkfifo(tmp_path / "pipe")
     for more in ([], ["--overwrite"]):
         assert main(["conformance", "--write", str(tmp_path), *more]) == 2
         assert f"{tmp_path} is a folder; name a file in it" in capsys.readouterr().err
+        assert main(["conformance", "--write", str(tmp_path / "pipe"), *more]) == 2
+        assert f"the golden file {tmp_path}/pipe is a pipe and cannot be replaced" in capsys.readouterr().err
+    assert stat.S_ISFIFO((tmp_path / "pipe").stat().st_mode)
 
 
 @pytest.mark.parametrize("tolerance", ["nan", "-1", "inf", "-inf"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,19 @@ _SIZES = {
     "num-heads": (2, 1, 2**10, "heads per block"),
     "max-len": (25, 2, 2**16, "longest sequence, and N of the 1/N normaliser"),
     "num-time-buckets": (128, 1, MAX_TIME_BUCKETS, "time buckets besides the first"),
-    "ffn-multiplier": (2, 1, 2**4, "width of the feed-forward part in model widths"),
 }
 """Default, least and largest value, and meaning of the sizes of a file to be written."""
+
+_FFN_MULTIPLIER = 2.0
+_LARGEST_FFN_MULTIPLIER = 16
+
+_READING = ("backend", "tolerance")
+_WRITING = ("model", "overwrite", *_SIZES, "ffn-multiplier", "seed")
+_MEANINGLESS = {
+    "num-time-buckets": (("sasrec", "fuxi-beta", "fuxi-gamma"), "table of time buckets"),
+    "ffn-multiplier": (("hstu",), "feed-forward part"),
+}
+"""The models for which an option means nothing, and what they lack."""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -39,78 +50,104 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument(
         "--backend",
         choices=["all", *registry.CHOICES],
-        default="auto",
-        help="which backend serves the operators; all compares every one that runs here (default: auto)",
+        help="which backend serves the operators; all compares every one that runs here and says which does not and "
+        "why (default: auto)",
     )
-    parser.add_argument(
-        "--tolerance", type=float, default=TOLERANCE, help=f"largest relative error (default: {TOLERANCE:g})"
-    )
+    parser.add_argument("--tolerance", type=float, help=f"largest relative error (default: {TOLERANCE:g})")
     writing = parser.add_argument_group("writing")
     writing.add_argument("--write", action="store_true", help="write FILE.npz instead of reading it")
-    writing.add_argument("--model", choices=list(BLOCKS), default="hstu", help="which model (default: hstu)")
-    writing.add_argument("--overwrite", action="store_true", help="replace a file that exists")
+    writing.add_argument("--model", choices=list(BLOCKS), help="which model (default: hstu)")
+    writing.add_argument("--overwrite", action="store_true", default=None, help="replace a file that exists")
     for name, (default, _, _, meaning) in _SIZES.items():
-        writing.add_argument(f"--{name}", type=int, default=default, help=f"{meaning} (default: {default})")
-    writing.add_argument("--seed", type=int, default=0, help="of the random parameters and input (default: 0)")
+        writing.add_argument(f"--{name}", type=int, help=f"{meaning} (default: {default})")
+    writing.add_argument(
+        "--ffn-multiplier",
+        type=float,
+        help=f"width of the feed-forward part in model widths (default: {_FFN_MULTIPLIER:g})",
+    )
+    writing.add_argument("--seed", type=int, help="of the random parameters and input (default: 0)")
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the command; return its exit status."""
-    if not (math.isfinite(args.tolerance) and args.tolerance >= 0):
-        raise UserError(f"--tolerance is {args.tolerance:g}; give a number of 0 or more, such as {TOLERANCE:g}")
     if args.write:
+        _refuse(args, _READING, "says how a file is compared and means nothing with --write; leave it out")
         return _write(args)
+    _refuse(args, _WRITING, "says what --write makes and means nothing without it; leave it out, or pass --write")
+    return _compare(args)
+
+
+def _compare(args: argparse.Namespace) -> int:
+    tolerance = TOLERANCE if args.tolerance is None else args.tolerance
+    if not (math.isfinite(tolerance) and tolerance >= 0):
+        raise UserError(f"--tolerance is {tolerance:g}; give a number of 0 or more, such as {TOLERANCE:g}")
     golden = Golden.read(args.file)
-    names = [name for name in registry.CHOICES if _runs(name)] if args.backend == "all" else [args.backend]
+    left_out = {name: _why_not(name) for name in registry.CHOICES} if args.backend == "all" else {}
+    names = [name for name, reason in left_out.items() if reason is None] or [args.backend or "auto"]
     columns: dict[str, list[Difference]] = {}
     for name in names:
         with registry.backend(name):
             columns[name] = golden.compare()
-    print(_table(columns, args.tolerance))
+    print(_table(columns, tolerance))
+    for name, reason in left_out.items():
+        if reason is not None:
+            print(f"{name} is left out: {reason}")
     worst = max(row.error for rows in columns.values() for row in rows)
     sizes = golden.config
     what = f"{sizes.name}, {sizes.num_blocks} blocks of width {sizes.dim}"
-    if worst > args.tolerance:
-        print(f"{what}: NOT the same; the largest relative error is {worst:.1e}, above {args.tolerance:g}")
+    if worst > tolerance:
+        print(f"{what}: NOT the same; the largest relative error is {worst:.1e}, above {tolerance:g}")
         return 1
-    print(f"{what}: the same; the largest relative error is {worst:.1e}, at most {args.tolerance:g} is allowed")
+    print(f"{what}: the same; the largest relative error is {worst:.1e}, at most {tolerance:g} is allowed")
     return 0
 
 
 def _write(args: argparse.Namespace) -> int:
-    for name, (_, least, largest, _) in _SIZES.items():
-        value = getattr(args, name.replace("-", "_"))
-        if not least <= value <= largest:
-            raise UserError(f"--{name} is {value}; give a whole number from {least} to {largest:,}")
-    if args.seed < 0:
-        raise UserError(f"--seed is {args.seed}; give a whole number of 0 or more")
+    model: Any = args.model or "hstu"
+    for name, (models, part) in _MEANINGLESS.items():
+        if model in models:
+            _refuse(args, (name,), f"means nothing for {model}, which has no {part}; leave it out")
+    sizes: dict[str, Any] = {}
+    for name, (default, least, largest, _) in _SIZES.items():
+        given = _given(args, name)
+        size = sizes[name.replace("-", "_")] = default if given is None else given
+        if not least <= size <= largest:
+            raise UserError(f"--{name} is {size}; give a whole number from {least} to {largest:,}")
+    multiplier = _FFN_MULTIPLIER if args.ffn_multiplier is None else args.ffn_multiplier
+    if not 0 < multiplier <= _LARGEST_FFN_MULTIPLIER:
+        raise UserError(f"--ffn-multiplier is {multiplier:g}; give a number above 0, at most {_LARGEST_FFN_MULTIPLIER}")
+    seed = 0 if args.seed is None else args.seed
+    if seed < 0:
+        raise UserError(f"--seed is {seed}; give a whole number of 0 or more")
     check_target(args.file, "the golden file")
     if os.path.lexists(args.file) and not args.overwrite:
         raise UserError(f"{args.file} already exists; name another file or pass --overwrite")
-    config = ModelConfig(
-        name=args.model,
-        dim=args.dim,
-        num_blocks=args.num_blocks,
-        num_heads=args.num_heads,
-        max_len=args.max_len,
-        num_time_buckets=args.num_time_buckets,
-        ffn_multiplier=args.ffn_multiplier,
-        dropout=0.0,
-    )
+    config = ModelConfig(name=model, ffn_multiplier=multiplier, dropout=0.0, **sizes)
     config.check()
-    with registry.backend("auto" if args.backend == "all" else args.backend):
-        write_golden(args.file, config, seed=args.seed)
+    write_golden(args.file, config, seed=seed)
     print(args.file)
     return 0
 
 
-def _runs(name: str) -> bool:
+def _refuse(args: argparse.Namespace, names: Iterable[str], reason: str) -> None:
+    for name in names:
+        if _given(args, name) is not None:
+            raise UserError(f"--{name} {reason}")
+
+
+def _given(args: argparse.Namespace, name: str) -> Any:
+    """The value of an option, None if it was not given."""
+    return getattr(args, name.replace("-", "_"))
+
+
+def _why_not(backend: str) -> str | None:
+    """The reason why a backend does not run here, None if it does."""
     try:
-        with registry.backend(name):
-            return True
-    except UserError:
-        return False
+        with registry.backend(backend):
+            return None
+    except UserError as error:
+        return str(error)
 
 
 def _table(columns: dict[str, list[Difference]], tolerance: float) -> str:

@@ -85,7 +85,8 @@ def _evaluate(args: argparse.Namespace, world: World) -> None:
         check_target(args.json, "--json")
     opened = world.together(lambda: open_run(args.folder, data=args.data, which=args.which))
     if args.filter_last is None:
-        check_target(args.folder / "evaluation.json", "the result")
+        for name in ("evaluation.json", "samples.json"):
+            check_target(args.folder / name, "the result")
     settings = opened.config.evaluate
     if args.filter_last is not None and not settings.filter_seen:
         raise UserError("--filter-last makes no sense for a run with evaluate.filter_seen=false; leave it out")

@@ -63,7 +63,8 @@ class HeldOut:
         events = self.events[first:last]
         lengths = events - self.starts[first:last]
         if self.filter_last is not None:
-            lengths = np.minimum(lengths, self.filter_last)
+            # No history is longer than the store, and NumPy takes no number beyond int64.
+            lengths = np.minimum(lengths, min(self.filter_last, len(self.store.items)))
         return self.store.items[concatenated_ranges(events - lengths, lengths)].astype(np.int64), lengths
 
     def blocks(self, max_events: int) -> list[tuple[int, int]]:

@@ -29,6 +29,9 @@ from turbogr.ops import registry
 from turbogr.ops.sampled_softmax.reference import unit
 
 TOLERANCE = 1e-4
+"""Largest relative error of a tensor at which two implementations in float32 count as the same."""
+
+_FAIR = TOLERANCE / 4  # of a file that we write: other orders of summation round a few times worse than ours
 
 _SCALARS = {
     "num_heads": "num_heads",
@@ -100,24 +103,30 @@ class Golden:
             raise UserError(f"{path}: {error}") from error
         return golden
 
-    def compare(self) -> list[Difference]:
-        """Run our model on the file's input and parameters; return the difference of the output and every gradient."""
-        ours = _run(*self.build(), self.tensors["cotangent"])
+    def compare(self, *, recompute: bool = False) -> list[Difference]:
+        """Run our model on the file's input and parameters; return the difference of the output and every gradient.
+
+        `recompute` is RetrievalModel's.
+        """
+        ours = _run(*self.build(recompute=recompute), self.tensors["cotangent"])
         return [
             Difference(name, tuple(value.shape), relative_error(value, self.tensors[name]))
             for name, value in ours.items()
         ]
 
-    def build(self) -> tuple[RetrievalModel, Tensor, Tensor, Tensor, Tensor]:
-        """Return our model with the file's parameters, the item table, ids, timestamps and lengths."""
-        model = RetrievalModel(self.config)
+    def build(
+        self, dtype: torch.dtype = torch.float32, *, recompute: bool = False
+    ) -> tuple[RetrievalModel, Tensor, Tensor, Tensor, Tensor]:
+        """Return our model with the file's parameters, the item table, both in `dtype`, ids, timestamps and lengths."""
+        model = RetrievalModel(self.config, recompute=recompute).to(dtype)
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 theirs, transposed = _public_name(self.config.name, name)
                 value = self.tensors["param/" + theirs]
                 parameter.copy_(value.T if transposed else value)
         inputs = (self.tensors[key] for key in ("ids", "timestamps", "lengths"))
-        return model, self.tensors["param/" + _ITEMS].clone(), *inputs  # type: ignore[return-value]
+        table = self.tensors["param/" + _ITEMS].to(dtype, copy=True)
+        return model, table, *inputs  # type: ignore[return-value]
 
     def _check(self) -> None:
         config, tensors = self.config, self.tensors
@@ -165,21 +174,41 @@ def write_golden(
 ) -> None:
     """Write a golden file of our model with random parameters and input; the file is written aside and renamed.
 
-    `config` must have dim and max_len; its position table must cover max_len.
+    The output and the gradients are those of the definition in float64, whichever backend is chosen. `config` must
+    have dim and max_len; its position table must cover max_len.
 
     Raises:
-        UserError: this machine has too little memory for so large a model or input.
+        UserError: this machine has too little memory for so large a model or input; a gradient is 0, or hangs on
+            rounding, so that a right implementation in float32 could fail.
     """
     config = config.with_preset()
     assert config.dim is not None and config.max_len is not None and config.max_len >= 2
     assert (config.max_distance or config.max_len) >= config.max_len, "the file's layout has a full position table"
     _check_memory(config, num_items, num_sequences)
+    golden = _draw(config, num_items, num_sequences, seed)
+    with registry.backend("reference"):
+        exact = _run(*golden.build(torch.float64, recompute=True), golden.tensors["cotangent"].double())
+    golden = Golden(config, {**golden.tensors, **{name: value.float() for name, value in exact.items()}})
+    _check_fair(golden)
+    arrays: dict[str, NDArray[Any]] = {
+        "model": np.array(config.name),
+        **{key: np.array(getattr(config, field), np.int64) for key, field in _SCALARS.items()},
+        **{key: tensor.numpy() for key, tensor in golden.tensors.items()},
+    }
+    with replacing(path) as aside, aside.open("wb") as file:
+        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+
+
+def _draw(config: ModelConfig, num_items: int, num_sequences: int, seed: int) -> Golden:
+    """Return random parameters and input, without output and gradients."""
+    assert config.dim is not None and config.max_len is not None
     random = np.random.default_rng(seed)
-    model = RetrievalModel(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(torch.from_numpy(random.normal(0, 0.1, tuple(parameter.shape))))
-    table = torch.from_numpy(random.normal(0, 0.1, (num_items + 1, config.dim))).float()
+    scale = min(0.1, config.dim**-0.5)  # wide models of larger values amplify every rounding
+    tensors = {}
+    for name, shape, transposed in _parameters(config):
+        value = torch.from_numpy(random.normal(0, scale, shape)).float()
+        tensors["param/" + name] = (value.T if transposed else value).contiguous()
+    table = torch.from_numpy(random.normal(0, scale, (num_items + 1, config.dim))).float()
     table[0] = 0
     n = config.max_len
     lengths = torch.from_numpy(np.linspace(n - 1, 1, num_sequences).round().astype(np.int64))
@@ -191,24 +220,24 @@ def write_golden(
     times = times.masked_fill(place > lengths[:, None], 0)
     cotangent = torch.from_numpy(random.normal(0, 1, (num_sequences, n, config.dim))).float()
     cotangent[place >= lengths[:, None]] = 0
+    inputs = {"ids": ids, "timestamps": times, "lengths": lengths, "cotangent": cotangent}
+    return Golden(config, {**inputs, "param/" + _ITEMS: table, **tensors})
 
-    results = _run(model, table, ids, times, lengths, cotangent)
-    arrays: dict[str, NDArray[Any]] = {
-        "model": np.array(config.name),
-        **{key: np.array(getattr(config, field), np.int64) for key, field in _SCALARS.items()},
-        "ids": ids.numpy(),
-        "timestamps": times.numpy(),
-        "lengths": lengths.numpy(),
-        "cotangent": cotangent.numpy(),
-        "param/" + _ITEMS: table.detach().numpy(),
-        **{key: value.numpy() for key, value in results.items()},
-    }
-    for name, parameter in model.named_parameters():
-        theirs, transposed = _public_name(config.name, name)
-        value = parameter.detach()
-        arrays["param/" + theirs] = (value.T if transposed else value).contiguous().numpy()
-    with replacing(path) as aside, aside.open("wb") as file:
-        np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+
+def _check_fair(golden: Golden) -> None:
+    """Refuse a file that tells nothing about a parameter, or more about rounding than about an implementation."""
+    for name, tensor in golden.tensors.items():
+        if name.startswith("grad/") and not tensor.any():
+            raise UserError(f"'{name}' of this model and input is 0 and tests nothing; choose larger sizes")
+    for backend in ("auto", "reference"):
+        with registry.backend(backend):
+            worst = max(golden.compare(recompute=True), key=lambda row: row.error)
+        if worst.error > _FAIR:
+            raise UserError(
+                f"'{worst.name}' of this model and input hangs on rounding: float32 has it with a relative error of "
+                f"{worst.error:.1e}, of which a fair file allows {_FAIR:g}. It cancels nearly to 0, or a ReLU is given "
+                "nearly 0; choose another seed or other sizes"
+            )
 
 
 def _check_memory(config: ModelConfig, num_items: int, num_sequences: int) -> None:
@@ -218,13 +247,12 @@ def _check_memory(config: ModelConfig, num_items: int, num_sequences: int) -> No
     block = [shape for _, shape in _parameter_shapes(dataclasses.replace(config, num_blocks=1))]
     position = block.pop(0)
     numbers = math.prod(position) + config.num_blocks * sum(map(math.prod, block)) + (num_items + 1) * config.dim
-    # Every matrix has an input and an output per token, which are kept for the backward pass, and their gradients.
-    widths = config.num_blocks * sum(sum(shape) for shape in block if len(shape) == 2)
+    # In float64, with a copy of every gradient; of the blocks all inputs are kept, and the inside of one: an input and
+    # an output per token of every matrix, their gradients, and all pairs of a sequence's places.
+    widths = sum(sum(shape) for shape in block if len(shape) == 2)
     tokens = num_sequences * config.max_len
-    needed = 4 * (4 * numbers + tokens * (8 * config.dim + widths))
-    serving = {service.operator: service.backend for service in registry.services(torch.device("cpu"))}
-    if serving["hstu_attention"] == "reference":  # which keeps all pairs of a sequence's places
-        needed += 8 * config.num_blocks * config.num_heads * tokens * config.max_len
+    needed = 36 * numbers + 8 * tokens * ((8 + config.num_blocks) * config.dim + 2 * widths)
+    needed += tokens * config.max_len * (48 + 8 * config.num_heads)
     if needed > memory_bytes():
         raise UserError(
             f"a golden file of {config.num_blocks} blocks of width {config.dim} and {config.max_len:,} places takes "
@@ -283,12 +311,18 @@ def _public_name(model: str, name: str) -> tuple[str, bool]:
     return f"{prefix}{number}.{names[own]}", names[own].endswith(".weight")
 
 
-def _parameter_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _parameters(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...], bool]]:
+    """Yield the name in the file and our shape of every parameter, and whether the file has it transposed."""
     with torch.device("meta"):
         model = RetrievalModel(config)
     for name, parameter in model.named_parameters():
         theirs, transposed = _public_name(config.name, name)
-        yield theirs, tuple(reversed(parameter.shape)) if transposed else tuple(parameter.shape)
+        yield theirs, tuple(parameter.shape), transposed
+
+
+def _parameter_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+    for name, shape, transposed in _parameters(config):
+        yield name, shape[::-1] if transposed else shape
 
 
 def _load(path: Path | str) -> dict[str, NDArray[Any]]:
