@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.train.conftest import NUM_ITEMS, write_store
+from tests.train.conftest import write_store
 from turbogr import machine
 from turbogr.config import Config
 from turbogr.data.store import Store
