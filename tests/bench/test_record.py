@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import math
 
 import pytest
@@ -149,7 +150,8 @@ def test_a_precision_that_kills_the_probe_is_a_note_and_no_figure(monkeypatch):
 def test_a_target_that_cannot_be_written_is_refused_before_measuring(tmp_path, monkeypatch):
     monkeypatch.setattr(bench, "run_benchmark", lambda *_, **__: pytest.fail("measured"))
     (tmp_path / "file").write_text("")
-    for target in (tmp_path, tmp_path / "file" / "x.json", tmp_path / "x.svg"):
+    os.mkfifo(tmp_path / "pipe")
+    for target in (tmp_path, tmp_path / "file" / "x.json", tmp_path / "x.svg", tmp_path / "pipe"):
         args = arguments("gemm", "--json", str(target))
         with pytest.raises(UserError, match="--json"):
             args.run(args)

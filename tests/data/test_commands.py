@@ -92,6 +92,11 @@ def test_inspect_of_positions_and_nothing(tmp_path: Path, capsys: pytest.Capture
     assert "positions" in capsys.readouterr().out
     assert main(["inspect", str(tmp_path)]) == 2
     assert "not a prepared store" in capsys.readouterr().err
+    os.mkfifo(tmp_path / "pipe")
+    assert main(["inspect", str(tmp_path / "store"), "--json", str(tmp_path / "pipe")]) == 2
+    out, err = capsys.readouterr()
+    assert not out, "it is refused before the store is read"
+    assert "is a pipe" in err
 
 
 def test_distributions() -> None:

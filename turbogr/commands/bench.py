@@ -11,7 +11,7 @@ from typing import Any
 from turbogr import bench
 from turbogr.bench.record import Result, Table
 from turbogr.errors import UserError
-from turbogr.files import replace_text
+from turbogr.files import check_target, replace_text
 
 
 def add_parser(subparsers: Any) -> None:
@@ -57,12 +57,11 @@ def _command() -> str:
 def _check_target(path: Path) -> None:
     if path.suffix == ".svg":
         raise UserError(f"--json {path}: the record is JSON and the plot takes the name ending in .svg; choose .json")
-    if path.is_dir():
-        raise UserError(f"--json {path}: this is a folder; name a file in it")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"--json {path}: cannot make its folder ({error.strerror})") from None
+    check_target(path, "--json")
 
 
 def _write_plots(result: Result, record: Path) -> list[Path]:

@@ -18,7 +18,7 @@ from turbogr.data.split import Split, iso_time
 from turbogr.data.store import Store
 from turbogr.data.summary import Distribution, Summary, summarise
 from turbogr.errors import UserError
-from turbogr.files import replace_text
+from turbogr.files import check_target, replace_text
 
 _BAR_WIDTH = 40
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
@@ -45,6 +45,8 @@ def run(args: argparse.Namespace) -> int:
     """Print the description of a store."""
     if args.users < 0 or args.events < 1:
         raise UserError("--users must not be negative and --events at least 1")
+    if args.json:
+        check_target(args.json, "--json")
     store = Store.open(args.store)
     summary = summarise(store)
     print(printable(describe(store, summary, args.users, args.events), sys.stdout.encoding))
