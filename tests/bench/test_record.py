@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import math
+import os
 
 import pytest
 
