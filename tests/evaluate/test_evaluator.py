@@ -122,7 +122,7 @@ def test_the_filter_does_not_give_a_repeated_item_away(make_store: MakeStore) ->
     encoder = MeanEncoder(9)
     result = evaluate(encoder, store, split, max_len=10)
     assert (result.ranks == MISSED).tolist() == [True, False, True]
-    assert "without the user's earlier items; 2 of them were such items and count as missed" in result.protocol
+    assert "without the user's earlier items; 2 test items were among these and counted as missed" in result.protocol
     assert result.metrics["hr@200"] == 1 / 3
     assert {name: values["hr@200"] for name, values in baseline_metrics(store, split).items()} == {
         "popularity": 1 / 3,
@@ -130,6 +130,9 @@ def test_the_filter_does_not_give_a_repeated_item_away(make_store: MakeStore) ->
     }
     recent = evaluate(encoder, store, split, max_len=10, filter_last=2)
     assert (recent.ranks == MISSED).tolist() == [False, False, True]
+    assert (
+        "without the user's last 2 earlier items; 1 test item was among these and counted as missed" in recent.protocol
+    )
     everything = evaluate(encoder, store, split, max_len=10, filter_seen=False)
     assert everything.metrics["hr@200"] == 1
     assert "missed" not in everything.protocol

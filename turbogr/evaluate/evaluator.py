@@ -138,7 +138,7 @@ def _protocol(
     newest = "" if filter_last is None else f"last {filter_last} "
     seen = f"without the user's {newest}earlier items" if filter_seen else "the user's earlier items included"
     if num_repeated:
-        seen += f"; {num_repeated:,} of them were such items and count as missed"
+        seen += f"; {num_repeated:,} {item}{'s were' if num_repeated > 1 else ' was'} among these and counted as missed"
     ties = "; events at the same time are in random order" if (store.manifest.ties or ("",))[0] == "random" else ""
     return f"{split.describe()}{ties}; the {item} is ranked against all {store.num_items:,} items, {seen}"
 
