@@ -60,6 +60,13 @@ def test_help_does_not_wait_for_torch(arguments):
     assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
 
 
+def test_preparing_does_not_wait_for_torch(tmp_path):
+    (tmp_path / "log.csv").write_text("user_id,item_id,timestamp\n1,2,3\n1,3,4\n2,2,3\n2,3,3\n")
+    arguments = ["prepare", "csv", str(tmp_path / "log.csv"), "--out", str(tmp_path / "store")]
+    code = f"import sys; from turbogr.cli import main; sys.exit(main({arguments!r}) or 'torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+
+
 def test_version(capsys):
     assert cli.main(["--version"]) == 0
     assert capsys.readouterr().out == f"turbogr {turbogr.__version__}\n"

@@ -121,6 +121,28 @@ def test_ties_in_random_order(tmp_path: Path, request: pytest.FixtureRequest) ->
     assert bytes_of(again) == bytes_of(by_chance), "neither ranges of users nor threads matter"
 
 
+@pytest.mark.parametrize("text", [False, True])
+def test_a_random_order_stays_when_the_log_grows(tmp_path: Path, text: bool) -> None:
+    """Else an extended store would hold out what its users' earlier store has trained on."""
+    events = [(f"u{user}" if text else user, item, item // 4) for user in range(100, 140) for item in range(12)]
+    names = {user for user, _, _ in events}
+    rare = [("a" if text else 1, 0, 0), ("zz" if text else 999, 0, 0)]
+    later = [(user, 50, 9) for user in names] + [("b" if text else 2, item, item // 4) for item in range(12)]
+    few = {"min_user_events": 3}
+    first = prepare_table(frame(events + rare), tmp_path / "first", ties="random", **few)
+    grown = prepare_table(frame(events + later), tmp_path / "grown", ties="random", **few)
+    extended = prepare_table(frame(events + later), tmp_path / "extended", extend=tmp_path / "first", **few)
+    absent = [event for event in events if event[0] != events[0][0]]
+    without = prepare_table(frame(absent + later), tmp_path / "without", extend=tmp_path / "first", **few)
+    assert extended.manifest.ties[0] == "random", "as in the store that it extends"
+    before = stored_sequences(first)
+    for store in (grown, extended, without):
+        after = stored_sequences(store)
+        assert all(after[user][:12] == before[user] for user in names - ({events[0][0]} if store is without else set()))
+    plain = prepare_table(frame(events + later), tmp_path / "plain", extend=tmp_path / "first", ties="file", **few)
+    assert plain.manifest.ties[0] == "file"
+
+
 def test_every_order_of_ties_is_as_likely(tmp_path: Path) -> None:
     events = [(user, item, 5) for user in range(3000) for item in range(3)]
     found = Counter(

@@ -30,7 +30,7 @@ from turbogr.data.ordered import default_threads, ordered_map
 from turbogr.data.progress import Progress
 from turbogr.data.rows import doubtful_ids
 from turbogr.data.scan import ACTION, Scan, scan
-from turbogr.data.sorting import Partitions, SortedLog, places, tied, user_ranges
+from turbogr.data.sorting import Partitions, SortedLog, places, tie_keys_of, tied, user_ranges
 from turbogr.data.sources import check_options, find_source
 from turbogr.data.sources.block import Reader, ReadOptions, Source
 from turbogr.data.sources.table import table_source
@@ -87,9 +87,9 @@ def prepare(
     Options left at None take the source's published defaults; one that means nothing to the source is refused.
     `keep_columns` are number columns to keep; `duplicates` drops repeated rows: "keep" none, "exact" those
     of the same user, item and time, "item" every later event of a user with the same item; `ties` is the order of a
-    user's events at the same time, that of the "file" (if None) or a fixed "random" one; `where` are conditions that a
-    row must fulfil, such as "rating >= 4". `extend` names a store whose users and items keep their rows; new ones are
-    appended. `extra` are options of the source alone.
+    user's events at the same time, that of the "file" or a fixed "random" one (if None: as in the extended store, else
+    that of the file); `where` are conditions on rows, such as "rating >= 4". `extend` names a store whose
+    users and items keep their rows; new ones are appended. `extra` are options of the source alone.
 
     Raises:
         UserError: anything that the user can mend; nothing is left behind then.
@@ -124,6 +124,7 @@ def prepare(
     if time_unit not in UNITS:
         raise UserError(f"--time-unit must be one of {', '.join(UNITS)}, got {time_unit!r}")
     known = None if extend is None else Store.open(extend)
+    order, _ = (known and known.manifest.ties) or ("file", 0)
     reader = kind.open([Path(path) for path in paths], options)
     if reader.columns.time is None:
         _refuse_options_of_times(rule, duplicates, ties, options)
@@ -131,14 +132,14 @@ def prepare(
         _refuse_text_ids(known)
     with StoreWriter(out, overwrite=overwrite) as writer, contextlib.ExitStack() as cleanup:
         work = Preparation(
-            writer, cleanup, reader, options, filters, rule, ties or "file", known, threads, Progress(progress)
+            writer, cleanup, reader, options, filters, rule, ties or order, known, threads, Progress(progress)
         )
         store = work.run(kind.name)
     for sentence in work.warnings:
         warnings.warn(sentence, DataWarning, stacklevel=2)
-    order = _order_of_the_file(store)
-    if order is not None:
-        warnings.warn(order, Note, stacklevel=2)
+    decided = _order_of_the_file(store)
+    if decided is not None:
+        warnings.warn(decided, Note, stacklevel=2)
     leak = _training_on_the_future(store)
     if leak is not None:  # no surprise where the source's usual split does it
         warnings.warn(leak, Note if split is None else DataWarning, stacklevel=2)
@@ -338,7 +339,7 @@ class Preparation:
         counts = np.zeros(len(counts), np.int64)
         reason = {"exact": "repeated user, item and time", "item": "repeated user and item"}
         with self.progress.stage("sorting", total, "rows") as bar:
-            for part, number in ordered_map(self._sorted_part(partitions), partitions, self.threads):
+            for part, number in ordered_map(self._sorted_part(partitions, users), partitions, self.threads):
                 if number:
                     log.dropped[reason[self.filters.duplicates]] += number
                 first = int(part["user"][0])
@@ -350,9 +351,11 @@ class Preparation:
         np.cumsum(counts, out=result.offsets[1:])
         return result
 
-    def _sorted_part(self, partitions: Partitions) -> Any:
+    def _sorted_part(self, partitions: Partitions, users: IdRows) -> Any:
+        tie_keys = tie_keys_of(users.ids) if self.ties == "random" else None
+
         def work(part: int) -> tuple[dict[str, NDArray[Any]], int]:
-            columns = partitions.sorted(part, shuffle_ties=self.ties == "random")
+            columns = partitions.sorted(part, tie_keys)
             if self.filters.duplicates == "keep":
                 return columns, 0
             times = columns["time"] if self.filters.duplicates == "exact" else None

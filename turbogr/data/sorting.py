@@ -7,21 +7,21 @@ is one short read per block. A user larger than a range is a range alone.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
+import pyarrow as pa
 from numpy.typing import DTypeLike, NDArray
 
 from turbogr.data.spill import Spill
 from turbogr.data.vocabulary import Int64Array
-from turbogr.random import derive_seed, random_words
 
 PARTITION_ROWS = 1 << 20
-_TIES = derive_seed(0x71E5)  # one order for everybody, so that figures can be compared
+_TIES = 0x71E5  # one seed for everybody, so that figures can be compared
 
 
 def user_ranges(counts: Int64Array, max_rows: int = PARTITION_ROWS) -> Int64Array:
@@ -64,8 +64,11 @@ class Partitions:
         self._bounds.append(bounds + self._spill.length)
         self._spill.append(columns)
 
-    def sorted(self, part: int, *, shuffle_ties: bool = False) -> dict[str, NDArray[Any]]:
-        """Read range `part` and sort it by (user, time, original row, or `shuffled_ties`). Thread-safe."""
+    def sorted(self, part: int, tie_keys: Int64Array | None = None) -> dict[str, NDArray[Any]]:
+        """Read range `part` and sort it by (user, time, original row), or with `tie_keys` by (user, time, chance).
+
+        Thread-safe.
+        """
         pieces = [(int(bounds[part]), int(bounds[part + 1])) for bounds in self._bounds]
         pieces = [piece for piece in pieces if piece[0] < piece[1]]
         total = sum(stop - start for start, stop in pieces)
@@ -78,8 +81,8 @@ class Partitions:
                 done += stop - start
             columns[name] = values
         order = sort_order(columns["user"], columns["time"])
-        if shuffle_ties:
-            order = order[shuffled_ties(columns["user"][order], columns["time"][order])]
+        if tie_keys is not None:
+            order = order[shuffled_ties(columns["user"][order], columns["time"][order], tie_keys)]
         return {name: values[order] for name, values in columns.items()}
 
     def __iter__(self) -> Iterator[int]:
@@ -154,13 +157,24 @@ def tied(users: NDArray[np.integer[Any]], times: Int64Array) -> NDArray[np.bool_
     return same
 
 
-def shuffled_ties(users: NDArray[np.integer[Any]], times: Int64Array) -> Int64Array:
+def tie_keys_of(user_ids: Int64Array | pa.Array) -> Int64Array:
+    """Return what stands for each user in `shuffled_ties`: a number that depends on the raw id alone."""
+    if isinstance(user_ids, np.ndarray):
+        return user_ids
+    return np.fromiter((zlib.crc32(text.as_py().encode()) for text in user_ids), np.int64, len(user_ids))
+
+
+def shuffled_ties(users: NDArray[np.integer[Any]], times: Int64Array, tie_keys: Int64Array) -> Int64Array:
     """Return a permutation of rows sorted by (user, time) that puts those of the same user and time in random order.
 
-    The order is fixed by the user's row and the number of events of the user before, so it is the same for any cut into
-    ranges, and knows nothing of the items.
+    The order follows from `tie_keys` [U] of the user and the number of the user's events before, whatever their items,
+    the other users and the ranges are; so it stays when a log grows.
     """
-    keys = (users.astype(np.int64) << 32) | places(users)
+    import torch  # takes a second to load, which no other order needs
+
+    from turbogr.random import random_words
+
+    keys = (tie_keys[users] << 32) ^ places(users)
     words = random_words(torch.from_numpy(keys), _TIES, 1)[:, 0].numpy()
     groups = np.zeros(len(users), np.int64)
     np.cumsum(~tied(users, times), out=groups[1:])
