@@ -249,8 +249,9 @@ class EvaluateConfig:
 
     `part` unset is the validation item where the split has one, else the test item. `every` counts epochs
     (unset: about ten evaluations in all); `patience` counts evaluations without a better value before training stops
-    early (unset: never). `batch_size` bounds the users evaluated together (unset: from the catalogue); metrics do not
-    depend on it.
+    early (unset: never). With `filter_seen` the items of a user's earlier events are no candidates, and a held-out item
+    that is one of them counts as missed; a log in which people return to the same items may want it false. `batch_size`
+    bounds the users evaluated together (unset: from the catalogue); metrics do not depend on it.
     """
 
     part: Literal["valid", "test"] | None = None

@@ -112,6 +112,11 @@ def test_evaluate_keeps_the_other_part_of_the_same_checkpoint_only(run: Path, ca
     record = json.loads((run / "evaluation.json").read_text())
     assert record == test, "the same numbers for any batch size, headed by the test part"
 
+    earlier = {key: value for key, value in record.items() if key != "repeated"}
+    (run / "evaluation.json").write_text(json.dumps(earlier))
+    assert cli.main(["evaluate", str(run), "--part", "valid"]) == 0
+    assert list(json.loads((run / "evaluation.json").read_text())["parts"]) == ["valid"], "test is by another rule"
+
     (run / "evaluation.json").write_text(json.dumps({**record, "step": 10**6}))
     assert cli.main(["evaluate", str(run), "--which", "last"]) == 0
     record = json.loads((run / "evaluation.json").read_text())

@@ -237,5 +237,6 @@ def test_the_evaluation_file_has_the_agreed_keys(tmp_path: Path) -> None:
         "parts": parts,
         "num_users": 7,
         "skipped": {},
+        "repeated": "missed",
         "protocol": "all of it",
     }

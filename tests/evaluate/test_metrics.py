@@ -30,7 +30,7 @@ def test_what_cannot_be_recommended_is_a_miss_at_every_k() -> None:
     assert metrics["hr@1000000000000"] == 0.5
     assert metrics["ndcg@1000000000000"] == pytest.approx((1 / math.log2(3) + 1 / math.log2(5)) / 4, abs=1e-15)
     assert metrics["mrr"] == (1 / 2 + 1 / 4) / 4
-    assert set(ranking_metrics(np.array([MISSED])).values()) == {0.0}
+    assert set(ranking_metrics(np.array([MISSED]), ks=(10, MISSED)).values()) == {0.0}
 
 
 @given(rank_lists)

@@ -301,6 +301,20 @@ def test_runs_of_other_data_or_settings_are_not_taken_for_those_of_the_sweep(rec
         assert "no run of this sweep" in shown.err and "hr@10" not in shown.out
 
 
+def test_figures_by_another_rule_are_made_anew(recipe, data, tmp_path, capsys):
+    out = tmp_path / "sweep"
+    assert sweep(recipe, data, out, "--grid", "train.seed=0") == 0
+    path = out / "tiny" / "seed=0" / "summary.json"
+    today = json.loads(path.read_text())
+    del today["state"]["repeated"]
+    path.write_text(json.dumps({**today, "metrics": dict.fromkeys(today["metrics"], 1.0)}))
+    capsys.readouterr()
+    assert sweep(recipe, data, out, "--grid", "train.seed=0", "--compare-only") == 2
+    assert "tiny/seed=0 is left out: it was measured when a repeated item was not yet missed" in capsys.readouterr().err
+    assert sweep(recipe, data, out, "--grid", "train.seed=0") == 0
+    assert json.loads(path.read_text())["metrics"] == today["metrics"]
+
+
 def test_runs_of_another_recipe_of_the_same_name_are_left_out(recipe, data, tmp_path, capsys):
     out = tmp_path / "sweep"
     assert sweep(recipe, data, out, "--grid", "train.seed=0") == 0

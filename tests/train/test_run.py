@@ -18,7 +18,7 @@ from turbogr.data.store import Store
 from turbogr.errors import UserError
 from turbogr.evaluate import evaluator
 from turbogr.parallel import checkpoint as storage
-from turbogr.train import checkpoint, tracking, trainer
+from turbogr.train import checkpoint, summary, tracking, trainer
 from turbogr.train.checkpoint import Checkpoints, load_for_inference
 from turbogr.train.run import resolve_against, train
 from turbogr.train.step import Stepper
@@ -338,6 +338,23 @@ def test_another_metric_starts_the_selection_anew(config: Config, store: Store, 
     result = train(other, store.path, run, resume=True)
     values = {r["step"]: r["ndcg@1"] for r in metrics(run) if r["kind"] == "eval" and r["step"] >= 12}
     assert result.best_step in values and result.best_value == max(values.values())
+
+
+def test_another_rule_of_measuring_starts_the_selection_anew(
+    config: Config, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    with monkeypatch.context() as before:
+        for module in (trainer, summary):
+            before.setattr(module, "REPEATED", "ranked")
+        train(config, store.path, run)
+        assert summary.read_summary(run) is not None
+    assert summary.read_summary(run) is None
+    assert summary.is_outdated(run)
+    step = Checkpoints(run).newest()
+    assert train(config, store.path, run, resume=True).best_step == step, "nothing before it is of the same rule"
+    assert summary.read_summary(run) is not None
+    assert not summary.is_outdated(run)
 
 
 def test_a_shortened_metrics_file_keeps_its_whole_lines(config: Config, store: Store, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tqdm import tqdm
 
 from turbogr.errors import UserError
+from turbogr.evaluate.metrics import REPEATED
 from turbogr.files import check_target, replace_text
 
 if TYPE_CHECKING:
@@ -198,10 +199,11 @@ def _table(model: str, measured: dict[str, dict[str, float]]) -> str:
 
 
 def _earlier_evaluation(path: Path, step: int) -> dict[str, Any]:
-    """Return an earlier evaluation of the same checkpoint, whose other part is kept; {} if there is none."""
+    """Return an earlier evaluation of the same checkpoint by the same rule, whose other part is kept; {} for none."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-        complete = record["step"] == step and {"parts", "num_users", "protocol", "skipped"} <= record.keys()
+        same = (record["step"], record["repeated"]) == (step, REPEATED)
+        complete = {"parts", "num_users", "protocol", "skipped"} <= record.keys()
     except (OSError, ValueError, KeyError, TypeError):
         return {}  # none, or a damaged one, which is replaced now
-    return dict(record) if complete else {}
+    return dict(record) if same and complete else {}

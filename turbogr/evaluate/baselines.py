@@ -222,6 +222,7 @@ def _filter_seen(
     for user, items in _seen_items(held_out, asked, stop):
         np.subtract.at(ranks, user[better(user, items)], 1)
         missed.append(user[items == targets[user]])
+    assert missed, "somebody is asked, and everybody has a history"
     ranks[np.concatenate(missed)] = MISSED
 
 

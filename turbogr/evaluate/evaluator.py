@@ -23,7 +23,7 @@ from turbogr.data.vocabulary import Int64Array
 from turbogr.evaluate.baselines import markov_ranks, popularity_ranks
 from turbogr.evaluate.encoder import Encoder, batches_of, encode_histories, num_workers_of
 from turbogr.evaluate.heldout import HeldOut
-from turbogr.evaluate.metrics import DEFAULT_KS, MISSED, ranking_metrics
+from turbogr.evaluate.metrics import DEFAULT_KS, MISSED, REPEATED, ranking_metrics
 from turbogr.evaluate.ranking import ItemVectors, held_queries, target_ranks
 from turbogr.evaluate.workers import Interrupted, Step, run_jobs
 from turbogr.files import replace_text
@@ -185,6 +185,7 @@ def write_evaluation(
         "parts": parts,
         "num_users": num_users,
         "skipped": dict(skipped or {}),
+        "repeated": REPEATED,
         "protocol": protocol,
     }
     replace_text(path, json.dumps(record, ensure_ascii=False, indent=2) + "\n")

@@ -15,6 +15,9 @@ from numpy.typing import NDArray
 
 DEFAULT_KS = (10, 50, 200)
 MISSED = 2**63 - 1
+REPEATED = "missed"
+"""What a held-out item counts as that the filter of seen items removes; kept with results, since it was otherwise once
+and figures of two rules cannot be compared."""
 
 
 def ranking_metrics(ranks: NDArray[np.int64], ks: Sequence[int] = DEFAULT_KS) -> dict[str, float]:
@@ -34,11 +37,12 @@ def ranking_metrics(ranks: NDArray[np.int64], ks: Sequence[int] = DEFAULT_KS) ->
     if distinct[0] < 1:
         raise ValueError(f"ranks start at 1, got {distinct[0]}")
     num_users = len(ranks)
+    ranked = distinct < MISSED
+    distinct, counts = distinct[ranked], counts[ranked]
     metrics: dict[str, float] = {}
     for k in ks:
         hits = slice(0, int(np.searchsorted(distinct, k, side="right")))
         metrics[f"hr@{k}"] = int(counts[hits].sum()) / num_users
         metrics[f"ndcg@{k}"] = float((counts[hits] / np.log2(distinct[hits] + 1.0)).sum()) / num_users
-    ranked = distinct < MISSED
-    metrics["mrr"] = float((counts[ranked] / distinct[ranked]).sum()) / num_users
+    metrics["mrr"] = float((counts / distinct).sum()) / num_users
     return metrics

@@ -12,6 +12,7 @@ from turbogr.data.store import Store
 from turbogr.errors import UserError
 from turbogr.sweep.grid import Cell
 from turbogr.train.run import refusals, resolve_against
+from turbogr.train.summary import is_outdated
 
 _MAY_GROW = {"train.epochs", "train.steps"}
 
@@ -50,8 +51,8 @@ def check_place(cell: Cell, out: Path, config: Config, store: Store) -> None:
 
 
 def misplaced(cells: Sequence[Cell], data: Path, out: Path, overrides: Sequence[str] = ()) -> dict[Cell, list[str]]:
-    """Return the cells whose folders hold runs of other data or settings, as those put there by hand may be, with
-    what is different.
+    """Return the cells whose folders hold runs of other data or settings, as those put there by hand may be, or figures
+    by another rule, with what is different.
 
     Raises:
         UserError: a recipe, setting or store that cannot be trained, so that no run can be one of it.
@@ -64,8 +65,11 @@ def misplaced(cells: Sequence[Cell], data: Path, out: Path, overrides: Sequence[
             continue
         config = config_of(cell, store, overrides)
         different = refusals(folder, config, store, fixed=_given([*overrides, *cell.overrides]))
-        if different:
-            found[cell] = [refusal.reason for refusal in different]
+        reasons = [refusal.reason for refusal in different]
+        if is_outdated(folder):
+            reasons.append("measured when a repeated item was not yet missed (without --compare-only it is done anew)")
+        if reasons:
+            found[cell] = reasons
     return found
 
 

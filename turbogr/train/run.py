@@ -212,9 +212,9 @@ def _folder(start: _Start, environment: dict[str, Any], world: World) -> Iterato
         def set_up() -> None:
             run.mkdir(parents=True, exist_ok=True)
             held.enter_context(_alone_in(run))
-            _write_record(run, record, status="running")
             replace_text(run / "config.yaml", dump_config(start.config))
             replace_text(run / "environment.json", json.dumps(environment, indent=2) + "\n")
+            _write_record(run, record, status="running")
 
         world.on_first(set_up)
         try:
@@ -260,7 +260,7 @@ def _train_and_summarise(trainer: Trainer) -> TrainResult:
 def _holds_a_run(run: Path) -> bool:
     """Whether there is something to resume or to protect; what a killed start left before run.json does not count."""
     if not run.is_dir():
-        return run.exists()
+        return os.path.lexists(run)
     left_behind = {"config.yaml", "environment.json"}
     return any(entry.name not in left_behind and not entry.name.endswith(".part") for entry in run.iterdir())
 

@@ -14,6 +14,7 @@ from turbogr.config import Config
 from turbogr.data.split import Split
 from turbogr.data.store import Store
 from turbogr.evaluate.evaluator import baseline_metrics, evaluate
+from turbogr.evaluate.metrics import REPEATED
 from turbogr.files import replace_text
 from turbogr.models.encoder import TableEncoder
 from turbogr.parallel.world import World
@@ -98,13 +99,29 @@ def summary_is_current(run: Path, config: Config, progress: Progress) -> bool:
 
 
 def read_summary(run: Path) -> dict[str, Any] | None:
-    """Return summary.json; None where there is none or a damaged one, which resuming the run makes anew."""
+    """Return summary.json; None where there is none, a damaged one or one by another rule, made anew by resuming."""
+    summary = _read(run)
+    return None if summary is None or _by_another_rule(summary) else summary
+
+
+def is_outdated(run: Path) -> bool:
+    """Whether the figures of summary.json are by another rule than today's, so that they cannot be compared."""
+    summary = _read(run)
+    return summary is not None and _by_another_rule(summary)
+
+
+def _read(run: Path) -> dict[str, Any] | None:
     try:
         summary = json.loads((run / SUMMARY).read_text(encoding="utf-8"))
         complete = {"part", "metrics", "protocol", "step", "state"} <= summary.keys()
     except (OSError, ValueError, AttributeError):
         return None
     return dict(summary) if complete else None
+
+
+def _by_another_rule(summary: dict[str, Any]) -> bool:
+    state = summary["state"]
+    return bool(state.get("filter_seen", True)) and state.get("repeated") != REPEATED
 
 
 def _state(config: Config, progress: Progress) -> dict[str, Any]:
@@ -114,7 +131,7 @@ def _state(config: Config, progress: Progress) -> dict[str, Any]:
         "best_step": progress.best_step,
         "ks": list(_cut_offs(config)),
         "filter_seen": config.evaluate.filter_seen,
-        "repeated": "missed",  # summaries from before had ranked a held-out item that the filter removes
+        "repeated": REPEATED,
     }
 
 

@@ -28,6 +28,7 @@ from turbogr.data.split import Split
 from turbogr.data.store import Store
 from turbogr.errors import UserError
 from turbogr.evaluate.evaluator import Interrupted, evaluate
+from turbogr.evaluate.metrics import REPEATED
 from turbogr.files import replace_text
 from turbogr.models.encoder import TableEncoder
 from turbogr.models.flops import nominal_flops, strict_flops
@@ -119,9 +120,8 @@ class Trainer:
         self.num_steps = self._count_steps()
         """About how many steps the run has; exact when batches are counted in sequences."""
         self.part = selecting_part(config, self.split)
-        self.selected_by = (
-            f"{self.part} {config.evaluate.metric}, seen items {'out' if config.evaluate.filter_seen else 'in'}"
-        )
+        seen = f"out, repeated ones {REPEATED}" if config.evaluate.filter_seen else "in"
+        self.selected_by = f"{self.part} {config.evaluate.metric}, seen items {seen}"
 
     def state(self) -> dict[str, Any]:
         """Every tensor that a checkpoint holds, all updates of the steps so far done."""
@@ -148,7 +148,7 @@ class Trainer:
             self.checkpoints.note_best(self.progress)
 
     def _forget_best(self) -> None:
-        """Values of another metric, part or filter say nothing about which checkpoint is best now."""
+        """Values of another metric, part, filter or rule say nothing about which checkpoint is best now."""
         progress = self.progress
         progress.best_value = progress.best_step = progress.best_epoch = progress.evaluated_step = None
         progress.stale_evaluations = 0
