@@ -70,10 +70,8 @@ def run(args: argparse.Namespace) -> int:
         print(f"turbogr: note: {cell.name} is left out: it was {'; '.join(reasons)}", file=sys.stderr)
     comparison = compare([cell for cell in cells if cell not in others], args.out)
     if comparison is None and args.compare_only:
-        what = (
-            "can be compared; the notes say why" if others else "has been evaluated yet; start without --compare-only"
-        )
-        raise UserError(f"no run of this sweep in {args.out} {what}")
+        why = "can be compared; the notes say why" if others else "has been evaluated yet; leave out --compare-only"
+        raise UserError(f"no run of this sweep in {args.out} {why}")
     if comparison is not None:
         record = {"command": _command(), **comparison.record()}
         replace_text(args.out / "sweep.json", json.dumps(record, indent=1, allow_nan=False) + "\n")
