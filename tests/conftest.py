@@ -8,5 +8,7 @@ from hypothesis import settings
 settings.register_profile("turbogr", deadline=None)
 settings.load_profile("turbogr")
 
-# A shell starts background jobs with SIGINT ignored; the tests of interruption need it as in the foreground.
+# A shell starts background jobs with SIGINT ignored, nohup with SIGHUP; the tests of interruption need them as in the
+# foreground.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)

@@ -253,11 +253,14 @@ def test_no_run_outlives_its_sweep(recipe, data, tmp_path, signals):
     arguments = ["sweep", str(recipe), "--data", str(data), "--out", str(out), "--set", "train.epochs=100000"]
     process = subprocess.Popen([sys.executable, "-m", "turbogr", *arguments], stderr=subprocess.DEVNULL)
     record = out / "tiny" / "run.json"
-    wait_until(lambda: (out / "tiny" / "metrics.jsonl").exists())
-    for number in signals:
-        os.kill(process.pid, number)
-        time.sleep(0.03)
-    process.wait(120)
+    try:
+        wait_until(lambda: (out / "tiny" / "metrics.jsonl").exists())
+        for number in signals:
+            os.kill(process.pid, number)
+            time.sleep(0.03)
+        process.wait(120)
+    finally:
+        process.kill()
     wait_until(lambda: not is_held(out / "tiny"))  # what is killed cannot wait for its runs
     assert json.loads(record.read_text())["status"] != "finished"
     if signal.SIGHUP in signals:
