@@ -1,10 +1,10 @@
 # make demo    from nothing to a trained recommender and its report, in demo/
-# make test    all tests            make lint    style, types, layers         make format   mend the style
+# make test    all tests            make lint    style, types, layers, words  make format   fix the style
 # make setup   only the set-up      make bench   the benchmarks (BENCH=name)  make asan     kernels under sanitizers
-# make clean   remove what was built and made here, except .venv (make distclean removes that too)
+# make clean   remove what was built here, except .venv (make distclean removes that too)
 #
 # PYTHON=python3.12 chooses the interpreter. TORCH_INDEX=URL takes torch from another package index; the one of PyTorch's
-# CPU builds saves the CUDA packages that the usual torch for Linux brings along.
+# CPU builds avoids the CUDA packages of the usual torch for Linux.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -27,7 +27,7 @@ KERNEL_SOURCES := $(wildcard csrc/*.cpp csrc/*.h csrc/*.cc csrc/*.hpp)
 help:
 	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
 
-# A stamp is written after its step succeeded, so an interrupted step is simply done again.
+# A stamp is written after its step succeeded, so an interrupted step is repeated.
 $(CREATED):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null || \
 		{ echo "make: TurboGR needs Python 3.10 or newer; '$(PYTHON)' is not. Choose another: make PYTHON=python3.12" >&2; exit 1; }
@@ -42,7 +42,7 @@ $(TORCH): $(CREATED) constraints.txt
 	@$(PIP) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch setuptools
 	@touch $@
 
-# torch brought the pinned setuptools, which is all the build needs: no isolated environment, no second download.
+# The pinned setuptools came with torch, so the build needs no isolated environment and no second download.
 $(PACKAGE): $(TORCH) $(SOURCES)
 	@echo "installing turbogr and building its kernels"
 	@$(PIP) --no-build-isolation -e '.[tensorboard]'
@@ -56,7 +56,7 @@ $(DEV): $(TORCH) $(SOURCES)
 setup: $(DEV)
 
 demo: $(PACKAGE)
-	@if [ -d $(DEMO)/data ]; then echo "$(DEMO)/data is there already"; else \
+	@if [ -d $(DEMO)/data ]; then echo "$(DEMO)/data exists already"; else \
 		mkdir -p $(DEMO) && $(BIN)/turbogr prepare synthetic --out $(DEMO)/data; fi
 	@$(BIN)/turbogr train recipes/quickstart.yaml --data $(DEMO)/data --out $(DEMO)/run --resume
 	@$(BIN)/turbogr recommend $(DEMO)/run --k 10 --out $(DEMO)/recommendations.csv
@@ -72,15 +72,17 @@ lint: $(DEV)
 	@$(BIN)/mypy
 	@$(if $(KERNEL_SOURCES),$(BIN)/clang-format --dry-run -Werror $(KERNEL_SOURCES))
 	@$(BIN)/python tools/check_layers.py
+	@$(BIN)/python tools/check_words.py
 
 format: $(DEV)
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 	@$(BIN)/python tools/config_reference.py
+	@$(BIN)/python tools/headline.py
 	@$(if $(KERNEL_SOURCES),$(BIN)/clang-format -i $(KERNEL_SOURCES))
 
 # The sanitized library is built beside the one in use, and only these tests load it. The tests of large shapes are left
-# out: what they look for is arithmetic, and the sanitizer's shadow of 8.6 GB is not to be had.
+# out: they test arithmetic, and the sanitizer's shadow memory for them, 8.6 GB, is too large.
 asan: $(DEV)
 	@TURBOGR_SANITIZE=address,undefined $(BIN)/python setup.py -q build_ext --build-lib build/sanitized
 	@LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" \

@@ -1,11 +1,12 @@
-// The loops that all kinds of jagged attention share: what is packed when, which tile meets which, who writes what.
+// The loops that all kinds of jagged attention share: packing of operands, the order of tiles, writing of results.
 //
-// A kind says what happens to one tile of scores. It has
+// A kind defines what is done with one tile of scores. It has
 //   ForwardScratch, BackwardScratch   its own scratch, with layout(arena, shape, blocks) and layout(arena, shape, sums)
 //   begin(slots, scratch)             once per forward task: `slots` pairs of a block of rows and a head
 //   prepare(span, scratch)            once per tile, before its heads
 //   attend(span, shape, head, scratch)           forward of one head of one tile
-//   finish(span, shape, head, scratch)           once a block of rows has met all its keys
+//   finish(span, shape, head, scratch)           when all keys of a block of rows are done
+//   query_scale()                                factor of q
 //   grad_scale(channel)                          factor of the output's gradient, per channel
 //   begin_rows(span, shape, scratch, first_head, heads)   backward, once per block of rows
 //   attend_backward(span, shape, head, scratch)  backward of one head of one tile
@@ -46,23 +47,10 @@ struct AttentionInputs {
   int64_t q_stride, k_stride, v_stride;
 };
 
-// One tile: rows [row, row + rows) and keys [key, key + keys) as tokens of the batch; offset = row - key.
-struct Span {
-  int64_t row, rows, rows_padded, key, keys, offset;
-
-  Span(const AttentionTask& task, int64_t first_row, int64_t first_key, int64_t key_end)
-      : row(task.start + first_row),
-        rows(min_of(kBlock, task.length - first_row)),
-        rows_padded(round_up(rows, kGroup)),
-        key(task.start + first_key),
-        keys(min_of(kBlock, key_end - first_key)),
-        offset(first_row - first_key) {}
-};
-
 struct ForwardHead {
   const float *queries_turned, *keys, *values;
   float* outputs;      // [kBlock][channels * e_padded]
-  int64_t head, slot;  // number of the head; place of (block, head) among those of the task
+  int64_t head, slot;  // number of the head; index of (block, head) among those of the task
 };
 
 struct BackwardHead {
@@ -72,10 +60,11 @@ struct BackwardHead {
   int64_t slot;  // of the head within the task
 };
 
-inline void write_rows(const float* from, int64_t ld, int64_t rows, int64_t columns, float* to, int64_t stride) {
+inline void write_rows(const float* from, int64_t ld, int64_t rows, int64_t columns, float* to, int64_t stride,
+                       float scale = 1.0f) {
   for (int64_t r = 0; r < rows; ++r) {
     for_vectors(columns,
-                [&](int64_t c, int count) { store_some(to + r * stride + c, load(from + r * ld + c), count); });
+                [&](int64_t c, int count) { store_some(to + r * stride + c, load(from + r * ld + c) * scale, count); });
   }
 }
 
@@ -85,6 +74,7 @@ template <class Kind>
 struct ForwardScratchOf {
   typename Kind::ForwardScratch kind;
   float *queries, *outputs, *keys, *values;
+  RowEnds ends;
 
   void layout(Arena& arena, const Shape& shape) {
     const int64_t blocks = shape.rows_per_task() / kBlock;
@@ -93,12 +83,29 @@ struct ForwardScratchOf {
     outputs = arena.take<float>(blocks * shape.group * kBlock * shape.channels * shape.e_padded);
     keys = arena.take<float>(shape.group * kBlock * shape.d_padded);
     values = arena.take<float>(shape.group * kBlock * shape.e_padded);
+    ends.layout(arena);
   }
 };
 
+// Packs the tile's keys and values of the task's heads.
 template <class Kind>
-void forward_task(const AttentionTask& task, const Shape& shape, const AttentionInputs& in, const Kind& kind,
-                  float* out) {
+void pack_keys(const AttentionTask& task, const Shape& shape, const AttentionInputs& in, const Span& s,
+               ForwardScratchOf<Kind>& scratch) {
+  const int64_t dp = shape.d_padded, ep = shape.e_padded, keys_padded = round_up(s.keys, kTileRows);
+  for (int64_t h = 0; h < task.heads; ++h) {
+    const int64_t head = task.head + h;
+    if (in.k != nullptr) {
+      pack_rows(in.k + s.key * in.k_stride + head * shape.d, in.k_stride, s.keys, shape.d, 1.0f,
+                scratch.keys + h * kBlock * dp, keys_padded, dp);
+    }
+    pack_rows(in.v + s.key * in.v_stride + head * shape.e, in.v_stride, s.keys, shape.e, 1.0f,
+              scratch.values + h * kBlock * ep, keys_padded, ep);
+  }
+}
+
+template <class Kind>
+void forward_task(const AttentionTask& task, const Shape& shape, const AttentionInputs& in, const Mask& mask,
+                  const Kind& kind, float* out) {
   ForwardScratchOf<Kind> scratch = take_scratch<ForwardScratchOf<Kind>>(shape);
   const int64_t blocks = ceil_div(task.end - task.begin, kBlock);
   const int64_t dp = shape.d_padded, ep = shape.e_padded, width = shape.channels * ep;
@@ -106,7 +113,7 @@ void forward_task(const AttentionTask& task, const Shape& shape, const Attention
     const int64_t row = task.begin + b * kBlock, rows = min_of(kBlock, task.end - row);
     for (int64_t h = 0; h < task.heads; ++h) {
       pack_transposed(in.q + (task.start + row) * in.q_stride + (task.head + h) * shape.d, in.q_stride, rows, shape.d,
-                      1.0f, scratch.queries + (b * task.heads + h) * shape.d * kBlock);
+                      kind.query_scale(), scratch.queries + (b * task.heads + h) * shape.d * kBlock);
     }
   }
   clear(scratch.outputs, blocks * task.heads * kBlock * width);
@@ -120,25 +127,19 @@ void forward_task(const AttentionTask& task, const Shape& shape, const Attention
                        task.head + h,
                        slot};
   };
-  for (int64_t key = 0; key < task.end; key += kBlock) {
-    const int64_t keys = min_of(kBlock, task.end - key), keys_padded = round_up(keys, kTileRows);
-    for (int64_t h = 0; h < task.heads; ++h) {
-      const int64_t token = task.start + key, head = task.head + h;
-      if (in.k != nullptr) {
-        pack_rows(in.k + token * in.k_stride + head * shape.d, in.k_stride, keys, shape.d, 1.0f,
-                  scratch.keys + h * kBlock * dp, keys_padded, dp);
-      }
-      pack_rows(in.v + token * in.v_stride + head * shape.e, in.v_stride, keys, shape.e, 1.0f,
-                scratch.values + h * kBlock * ep, keys_padded, ep);
-    }
-    for (int64_t b = max_of(0, (key - task.begin) / kBlock); b < blocks; ++b) {
-      const Span span(task, task.begin + b * kBlock, key, task.end);
+  for (int64_t key = 0; key < (mask.causal() ? task.end : task.length); key += kBlock) {
+    bool packed = false;
+    for (int64_t b = 0; b < blocks; ++b) {
+      Span span(task.start, task.length, task.begin + b * kBlock, key);
+      if (!mask.look(task.blocks, task.start, span, scratch.ends)) continue;
+      if (!packed) pack_keys(task, shape, in, span, scratch);
+      packed = true;
       kind.prepare(span, scratch.kind);
       for (int64_t h = 0; h < task.heads; ++h) kind.attend(span, shape, head_of(b, h), scratch.kind);
     }
   }
   for (int64_t b = 0; b < blocks; ++b) {
-    const Span span(task, task.begin + b * kBlock, 0, task.end);
+    const Span span(task.start, task.length, task.begin + b * kBlock, 0);
     for (int64_t h = 0; h < task.heads; ++h) {
       const ForwardHead head = head_of(b, h);
       kind.finish(span, shape, head, scratch.kind);
@@ -162,6 +163,7 @@ struct BackwardScratchOf {
   typename Kind::BackwardScratch kind;
   float *keys, *values, *grad_keys, *grad_values;                         // of the task's range of keys, per head
   float *queries, *queries_turned, *grads, *grads_turned, *grad_queries;  // of one block of rows, per head
+  RowEnds ends;
 
   void layout(Arena& arena, const Shape& shape, int64_t range, int64_t num_sums) {
     kind.layout(arena, shape, num_sums);
@@ -174,21 +176,22 @@ struct BackwardScratchOf {
     grads = arena.take<float>(shape.group * kBlock * shape.channels * shape.e_padded);
     grads_turned = arena.take<float>(shape.group * kBlock * shape.channels * shape.e);
     grad_queries = arena.take<float>(shape.group * kBlock * shape.d_padded);
+    ends.layout(arena);
   }
 };
 
-// One block of rows against all blocks of keys of the task that it sees.
+// Packs a block of rows: queries and the gradients of the output.
 template <class Kind>
-void backward_rows(const AttentionTask& task, const Shape& shape, const AttentionInputs& in,
-                   const AttentionGradients& grads, const Kind& kind, int64_t row, BackwardScratchOf<Kind>& scratch) {
-  const Span block(task, row, task.begin, task.end);
-  const int64_t range = round_up(task.end - task.begin, kBlock);
+void pack_block(const AttentionTask& task, const Shape& shape, const AttentionInputs& in,
+                const AttentionGradients& grads, const Kind& kind, const Span& block,
+                BackwardScratchOf<Kind>& scratch) {
   const int64_t dp = shape.d_padded, ep = shape.e_padded, width = shape.channels * ep;
   for (int64_t h = 0; h < task.heads; ++h) {
     if (in.q != nullptr) {
       const float* q = in.q + block.row * in.q_stride + (task.head + h) * shape.d;
-      pack_rows(q, in.q_stride, block.rows, shape.d, 1.0f, scratch.queries + h * kBlock * dp, block.rows, dp);
-      pack_transposed(q, in.q_stride, block.rows, shape.d, 1.0f, scratch.queries_turned + h * kBlock * shape.d);
+      const float scale = kind.query_scale();
+      pack_rows(q, in.q_stride, block.rows, shape.d, scale, scratch.queries + h * kBlock * dp, block.rows, dp);
+      pack_transposed(q, in.q_stride, block.rows, shape.d, scale, scratch.queries_turned + h * kBlock * shape.d);
     }
     for (int64_t c = 0; c < shape.channels; ++c) {
       const float* g = grads.out + block.row * shape.out_stride() + ((task.head + h) * shape.channels + c) * shape.e;
@@ -199,10 +202,27 @@ void backward_rows(const AttentionTask& task, const Shape& shape, const Attentio
                       scratch.grads_turned + (h * shape.channels + c) * shape.e * kBlock);
     }
   }
-  kind.begin_rows(block, shape, scratch.kind, task.head, task.heads);
+}
+
+// One block of rows against all blocks of keys of the task that it sees. Writes the block's gradients of queries, zeros
+// if it sees none.
+template <class Kind>
+void backward_rows(const AttentionTask& task, const Shape& shape, const AttentionInputs& in,
+                   const AttentionGradients& grads, const Mask& mask, const Kind& kind, int64_t row,
+                   BackwardScratchOf<Kind>& scratch) {
+  const Span block(task.start, task.length, row, task.begin);
+  const int64_t range = round_up(task.end - task.begin, kBlock);
+  const int64_t dp = shape.d_padded, ep = shape.e_padded, width = shape.channels * ep;
+  bool packed = false;
   clear(scratch.grad_queries, task.heads * kBlock * dp);
-  for (int64_t key = task.begin; key < min_of(task.end, row + block.rows); key += kBlock) {
-    const Span span(task, row, key, task.end);
+  for (int64_t key = task.begin; key < task.end; key += kBlock) {
+    Span span(task.start, task.length, row, key);
+    if (!mask.look(task.blocks, task.start, span, scratch.ends)) continue;
+    if (!packed) {
+      pack_block(task, shape, in, grads, kind, block, scratch);
+      kind.begin_rows(block, shape, scratch.kind, task.head, task.heads);
+    }
+    packed = true;
     const int64_t at = key - task.begin;
     kind.prepare(span, scratch.kind);
     for (int64_t h = 0; h < task.heads; ++h) {
@@ -219,15 +239,16 @@ void backward_rows(const AttentionTask& task, const Shape& shape, const Attentio
   if (in.q == nullptr) return;
   const bool first = task.range == 0;
   const int64_t stride = first ? grads.q_stride : shape.heads * shape.d;
-  float* to = first ? grads.q + block.row * stride : grads.partial_q + (task.partial + row - task.begin) * stride;
+  float* to = first ? grads.q + block.row * stride : grads.partial_q + (task.partial + row - task.rows_begin) * stride;
   for (int64_t h = 0; h < task.heads; ++h) {
-    write_rows(scratch.grad_queries + h * kBlock * dp, dp, block.rows, shape.d, to + (task.head + h) * shape.d, stride);
+    write_rows(scratch.grad_queries + h * kBlock * dp, dp, block.rows, shape.d, to + (task.head + h) * shape.d, stride,
+               kind.query_scale());
   }
 }
 
 template <class Kind>
 void backward_task(const AttentionTask& task, int64_t number, const Shape& shape, const AttentionInputs& in,
-                   const AttentionGradients& grads, const Kind& kind) {
+                   const AttentionGradients& grads, const Mask& mask, const Kind& kind) {
   const int64_t count = task.end - task.begin, range = round_up(count, kBlock), token = task.start + task.begin;
   const int64_t dp = shape.d_padded, ep = shape.e_padded;
   BackwardScratchOf<Kind> scratch = take_scratch<BackwardScratchOf<Kind>>(shape, range, kind.num_sums());
@@ -243,8 +264,8 @@ void backward_task(const AttentionTask& task, int64_t number, const Shape& shape
   }
   clear(scratch.grad_keys, task.heads * range * dp);
   clear(scratch.grad_values, task.heads * range * ep);
-  for (int64_t row = task.begin; row < task.length; row += kBlock) {
-    backward_rows(task, shape, in, grads, kind, row, scratch);
+  for (int64_t row = task.rows_begin; row < task.rows_end; row += kBlock) {
+    backward_rows(task, shape, in, grads, mask, kind, row, scratch);
   }
   for (int64_t h = 0; h < task.heads; ++h) {
     const int64_t head = task.head + h;
@@ -257,18 +278,18 @@ void backward_task(const AttentionTask& task, int64_t number, const Shape& shape
   }
 }
 
-// Adds the partial gradients of queries to those of the first range, in the order of the ranges.
+// Adds the partial gradients of queries to those of the first range, in the order of the plan. In causal attention that
+// is the order of the ranges, since their work falls from range to range.
 inline void add_partial_queries(const AttentionPlan& plan, const Shape& shape, const AttentionGradients& grads) {
   parallel_tasks(plan.size(), [&](int64_t t) {
     const AttentionTask& first = plan[t];
     if (first.range != 0 || first.ranges == 1) return;
-    // Ranges of one sequence keep their order in the plan: their work falls from range to range.
-    for (int64_t next = t + 1; next < plan.size(); ++next) {
-      const AttentionTask& task = plan[next];
+    for (int64_t other = 0; other < plan.size(); ++other) {
+      const AttentionTask& task = plan[other];
       if (task.start != first.start || task.head != first.head || task.range == 0) continue;
       const int64_t stride = shape.heads * shape.d, head = task.head * shape.d;
-      for (int64_t row = task.begin; row < task.length; ++row) {
-        const float* from = grads.partial_q + (task.partial + row - task.begin) * stride + head;
+      for (int64_t row = task.rows_begin; row < task.rows_end; ++row) {
+        const float* from = grads.partial_q + (task.partial + row - task.rows_begin) * stride + head;
         float* to = grads.q + (task.start + row) * grads.q_stride + head;
         for_vectors(task.heads * shape.d, [&](int64_t c, int count) {
           store_some(to + c, load_some(to + c, count) + load_some(from + c, count), count);
@@ -282,16 +303,17 @@ inline void add_partial_queries(const AttentionPlan& plan, const Shape& shape, c
 inline void reduce_by_distance(const AttentionPlan& plan, const double* by_distance, int64_t max_len,
                                float* grad_position_weight) {
   constexpr int64_t kDistances = 256;
-  parallel_blocks(max_len, kDistances, [&](int64_t begin, int64_t end) {
+  parallel_blocks(2 * max_len - 1, kDistances, [&](int64_t first, int64_t last) {
+    // Entry `at` of the table is that of distance max_len - 1 - at.
+    const int64_t begin = max_len - last, end = max_len - first;
     double sum[kDistances] = {};
     for (int64_t t = 0; t < plan.size(); ++t) {
-      const int64_t known = min_of(end, plan[t].length - plan[t].begin);
-      for (int64_t distance = begin; distance < known; ++distance) {
+      const int64_t known = min_of(end, plan[t].rows_end - plan[t].begin);
+      for (int64_t distance = max_of(begin, -plan[t].ahead); distance < known; ++distance) {
         sum[distance - begin] += by_distance[plan[t].distances + distance];
       }
     }
     for (int64_t distance = begin; distance < end; ++distance) {
-      if (distance > 0) grad_position_weight[max_len - 1 + distance] = 0.0f;
       grad_position_weight[max_len - 1 - distance] = static_cast<float>(sum[distance - begin]);
     }
   });

@@ -12,7 +12,7 @@ struct Decay {
   float amplitude, exponent, base;
 };
 
-// exp_of, but a NaN stays one: a parameter that is none must not look like a weight.
+// exp_of, but a NaN stays one: a parameter that is NaN must not give a finite weight.
 inline vf exp_or_nan(vf x) { return x == x ? exp_of(x) : x; }
 
 // What a tile keeps for the gradients: x^beta and ln x of every pair.
@@ -27,20 +27,20 @@ struct DecayTile {
   }
 };
 
-// weights[key][row] of a tile; rows beyond the last repeat it.
-TURBOGR_OUTLINE inline void fill_decay(const Decay& decay, const int64_t* row_times, int64_t rows,
-                                       const int64_t* key_times, int64_t keys, int64_t place, const DecayTile& tile,
-                                       float* weights) {
+// weights[key][row] of a tile; rows beyond the last repeat it. Times are those of all tokens.
+TURBOGR_OUTLINE inline void fill_decay(const Decay& decay, Span s, const int64_t* query_times,
+                                       const int64_t* all_key_times, const DecayTile& tile, float* weights) {
+  const int64_t *row_times = query_times + s.row, *key_times = all_key_times + s.key;
   const float log_base = std::log(decay.base);
-  for (int64_t c = 0; c < keys; ++c) {
-    const int64_t first = max_of(0, c - place) / kLanes * kLanes;
-    for (int64_t r = first; r < round_up(rows, kGroup); ++r) {
+  for (int64_t c = 0; c < s.keys; ++c) {
+    const int64_t first = s.first_row(c), end = s.rows_padded;
+    for (int64_t r = first; r < end; ++r) {
       const uint64_t difference =
-          static_cast<uint64_t>(row_times[min_of(r, rows - 1)]) - static_cast<uint64_t>(key_times[c]);
+          static_cast<uint64_t>(row_times[min_of(r, s.rows - 1)]) - static_cast<uint64_t>(key_times[c]);
       const uint64_t distance = static_cast<int64_t>(difference) < 0 ? 0 - difference : difference;
       tile.seconds[r] = static_cast<float>(static_cast<int64_t>(distance + 1));
     }
-    for (int64_t r = first; r < round_up(rows, kGroup); r += kLanes) {
+    for (int64_t r = first; r < end; r += kLanes) {
       const int64_t at = c * kBlock + r;
       const vf log_days = log_of(load(tile.seconds + r) * (1.0f / 86400.0f));
       const vf power = exp_or_nan(log_days * decay.exponent);
@@ -52,13 +52,13 @@ TURBOGR_OUTLINE inline void fill_decay(const Decay& decay, const int64_t* row_ti
 }
 
 // Adds the gradients of amplitude, exponent and base from those of a tile's weights (zeros where there is no pair).
-TURBOGR_OUTLINE inline void add_decay_gradient(const Decay& decay, const float* grad_weights, const DecayTile& tile,
-                                               int64_t rows, int64_t keys, int64_t place, double* sums) {
+TURBOGR_OUTLINE inline void add_decay_gradient(const Decay& decay, Span s, const float* grad_weights,
+                                               const DecayTile& tile, double* sums) {
   const float log_base = std::log(decay.base);
   double amplitude = 0.0, exponent = 0.0, base = 0.0;  // terms of both signs cancel, so only short sums are in float
-  for (int64_t c = 0; c < keys; ++c) {
+  for (int64_t c = 0; c < s.keys; ++c) {
     vf key_amplitude{}, key_exponent{}, key_base{};
-    for (int64_t r = max_of(0, c - place) / kLanes * kLanes; r < round_up(rows, kGroup); r += kLanes) {
+    for (int64_t r = s.first_row(c); r < s.rows_padded; r += kLanes) {
       const int64_t at = c * kBlock + r;
       const vf power = load(tile.power + at);
       const vf by_amplitude = load(grad_weights + at) * exp_of(power * log_base);

@@ -8,7 +8,7 @@ namespace turbogr {
 namespace TURBOGR_ISA {
 namespace {
 
-// How many rows ahead of their use rows are fetched into the cache: they lie anywhere, and memory takes a while.
+// How many tokens ahead of its use a row is prefetched: rows are scattered in memory, and a cache miss takes long.
 constexpr int64_t kAhead = 4;
 
 inline void prefetch_row(const float* row, int64_t width) {

@@ -1,4 +1,4 @@
-// FuXi's attention: channels of position, time and content, each a causal weighted sum of the same values.
+// FuXi's attention: channels of position, time and content, each a weighted sum of the same values, masked alike.
 //
 // Weights of position and time are the same for all heads: a tile of each is made once and used by every head of the
 // group. The time channel is a table over buckets or a decaying function; content is SiLU(q . k) / max_len, if there.
@@ -61,41 +61,38 @@ struct Fuxi {
     Tiles& tiles = scratch.tiles;
     for (int64_t c = 0; c < s.keys; ++c) {
       for (int64_t r = 0; r < s.rows_padded; r += kLanes) {
-        store(tiles.position + c * kBlock + r, load(by_distance + s.offset + r - c));
+        store(tiles.position + c * kBlock + r, load(by_distance + s.place + r - c));
       }
     }
-    clear_unseen(s.keys, tiles.position, s.offset);
+    clear_unseen(s, tiles.position);
     if (decay != nullptr) {
-      fill_decay(*decay, times.query_times + s.row, s.rows, times.key_times + s.key, s.keys, s.offset, tiles.decay,
-                 tiles.time.bias);
+      fill_decay(*decay, s, times.query_times, times.key_times, tiles.decay, tiles.time.bias);
     } else {
-      fill_bias(times, s.row, s.rows, range_of(times.query_times + s.row, s.rows), s.key, s.keys, s.offset, tiles.time);
+      fill_bias(times, s, tiles.time);
     }
-    clear_unseen(s.keys, tiles.time.bias, s.offset);
+    clear_unseen(s, tiles.time.bias);
   }
 
   void attend(const Span& s, const Shape& shape, const ForwardHead& head, ForwardScratch& scratch) const {
     const Tiles& tiles = scratch.tiles;
     const int64_t ep = shape.e_padded, ld = shape.channels * ep;
-    tile_add_by_row(s.keys, s.rows, ep, tiles.position, head.values, ep, head.outputs, ld, s.offset);
-    tile_add_by_row(s.keys, s.rows, ep, tiles.time.bias, head.values, ep, head.outputs + ep, ld, s.offset);
+    tile_add_by_row(s.keys, s.rows, ep, tiles.position, head.values, ep, head.outputs, ld, s.band);
+    tile_add_by_row(s.keys, s.rows, ep, tiles.time.bias, head.values, ep, head.outputs + ep, ld, s.band);
     if (!content) return;
     tile_scores(s.keys, s.rows_padded, shape.d, head.keys, shape.d_padded, head.queries_turned, nullptr, tiles.scores,
-                s.offset);
-    silu_scores(tiles.scores, scale, s.keys, s.rows_padded, s.offset);
-    tile_add_by_row(s.keys, s.rows, ep, tiles.scores, head.values, ep, head.outputs + 2 * ep, ld, s.offset);
+                s.band);
+    silu_scores(s, scale, tiles.scores);
+    tile_add_by_row(s.keys, s.rows, ep, tiles.scores, head.values, ep, head.outputs + 2 * ep, ld, s.band);
   }
 
   void finish(const Span&, const Shape&, const ForwardHead&, ForwardScratch&) const {}
 
+  float query_scale() const { return 1.0f; }
   float grad_scale(int64_t channel) const { return channel == 2 ? scale : 1.0f; }
   int64_t num_sums() const { return num_time_weights; }
 
   void begin_task(const AttentionTask& task, int64_t number, BackwardScratch& scratch) const {
-    scratch.bias.by_distance = sums_by_distance + task.distances;
-    scratch.bias.by_bucket = sums_by_time + number * num_time_weights;
-    std::memset(scratch.bias.by_distance, 0, static_cast<size_t>(task.length - task.begin) * sizeof(double));
-    std::memset(scratch.bias.by_bucket, 0, static_cast<size_t>(num_time_weights) * sizeof(double));
+    scratch.bias.begin(task, sums_by_distance, sums_by_time + number * num_time_weights);
   }
 
   void begin_rows(const Span&, const Shape&, BackwardScratch&, int64_t, int64_t) const {}
@@ -106,46 +103,49 @@ struct Fuxi {
     // Gradients of the shared weights add up over the heads.
     const bool first = head.slot == 0;
     tile_scores(s.keys, s.rows_padded, shape.e, head.values, ep, head.grads_turned,
-                first ? nullptr : scratch.grad_position, scratch.grad_position, s.offset);
+                first ? nullptr : scratch.grad_position, scratch.grad_position, s.band);
     tile_scores(s.keys, s.rows_padded, shape.e, head.values, ep, head.grads_turned + turned,
-                first ? nullptr : scratch.grad_time, scratch.grad_time, s.offset);
-    tile_add_by_key(s.keys, s.rows, ep, tiles.position, head.grads, ld, head.grad_values, ep, s.offset);
-    tile_add_by_key(s.keys, s.rows, ep, tiles.time.bias, head.grads + ep, ld, head.grad_values, ep, s.offset);
+                first ? nullptr : scratch.grad_time, scratch.grad_time, s.band);
+    tile_add_by_key(s.keys, s.rows, ep, tiles.position, head.grads, ld, head.grad_values, ep, s.band);
+    tile_add_by_key(s.keys, s.rows, ep, tiles.time.bias, head.grads + ep, ld, head.grad_values, ep, s.band);
     if (!content) return;
-    tile_scores(s.keys, s.rows_padded, shape.d, head.keys, dp, head.queries_turned, nullptr, tiles.scores, s.offset);
+    tile_scores(s.keys, s.rows_padded, shape.d, head.keys, dp, head.queries_turned, nullptr, tiles.scores, s.band);
     tile_scores(s.keys, s.rows_padded, shape.e, head.values, ep, head.grads_turned + 2 * turned, nullptr,
-                scratch.grad_scores, s.offset);
-    silu_scores_backward(tiles.scores, scratch.grad_scores, nullptr, s.keys, s.rows_padded, s.offset);
-    tile_add_by_key(s.keys, s.rows, ep, tiles.scores, head.grads + 2 * ep, ld, head.grad_values, ep, s.offset);
-    tile_add_by_key(s.keys, s.rows, dp, scratch.grad_scores, head.queries, dp, head.grad_keys, dp, s.offset);
-    tile_add_by_row(s.keys, s.rows, dp, scratch.grad_scores, head.keys, dp, head.grad_queries, dp, s.offset);
+                scratch.grad_scores, s.band);
+    silu_scores_backward(s, tiles.scores, scratch.grad_scores, nullptr);
+    tile_add_by_key(s.keys, s.rows, ep, tiles.scores, head.grads + 2 * ep, ld, head.grad_values, ep, s.band);
+    tile_add_by_key(s.keys, s.rows, dp, scratch.grad_scores, head.queries, dp, head.grad_keys, dp, s.band);
+    tile_add_by_row(s.keys, s.rows, dp, scratch.grad_scores, head.keys, dp, head.grad_queries, dp, s.band);
   }
 
   void finish_tile(const Span& s, BackwardScratch& scratch) const {
-    clear_unseen(s.keys, scratch.grad_position, s.offset);
-    clear_unseen(s.keys, scratch.grad_time, s.offset);
-    add_by_distance(scratch.grad_position, s.rows, s.keys, s.offset, scratch.bias);
+    clear_unseen(s, scratch.grad_position);
+    clear_unseen(s, scratch.grad_time);
+    add_by_distance(s, scratch.grad_position, scratch.bias);
     if (decay != nullptr) {
-      add_decay_gradient(*decay, scratch.grad_time, scratch.tiles.decay, s.rows, s.keys, s.offset,
-                         scratch.bias.by_bucket);
+      add_decay_gradient(*decay, s, scratch.grad_time, scratch.tiles.decay, scratch.bias.by_bucket);
     } else {
-      add_by_bucket(scratch.grad_time, scratch.tiles.time, s.rows, s.keys, s.offset, scratch.bias);
+      add_by_bucket(s, scratch.grad_time, scratch.tiles.time, scratch.bias);
     }
   }
 };
 
 }  // namespace
 
-// `functional`: time_weight holds amplitude, exponent and base. Null q and k, with d = 0, leave content out.
+// `functional`: time_weight holds amplitude, exponent and base. Null q and k, with d = 0, leave content out. The last
+// argument is HSTU's alpha and has no meaning here.
 TURBOGR_KERNEL(fuxi_forward)
-(const float* q, const float* k, const float* v, const int64_t* offsets, const int64_t* query_times,
- const int64_t* key_times, const float* position_weight, const float* time_weight, const int64_t* boundaries,
- float* out, int64_t num_sequences, int64_t num_tokens, int64_t heads, int64_t d, int64_t e, int64_t q_stride,
- int64_t k_stride, int64_t v_stride, int64_t max_len, int64_t num_time_weights, int64_t functional) {
+(const float* q, const float* k, const float* v, const int64_t* offsets, const int64_t* first, const int64_t* last,
+ const int64_t* query_times, const int64_t* key_times, const float* position_weight, const float* time_weight,
+ const int64_t* boundaries, float* out, int64_t num_sequences, int64_t num_tokens, int64_t heads, int64_t d, int64_t e,
+ int64_t q_stride, int64_t k_stride, int64_t v_stride, int64_t max_len, int64_t num_time_weights, int64_t functional,
+ float) {
   const bool content = q != nullptr;
   const Shape shape(heads, d, e, content ? 3 : 2);
-  const AttentionPlan plan(offsets, num_sequences, num_tokens, heads, shape.group, shape.rows_per_task());
-  ByDistance by_distance(position_weight, max_len), zeros(nullptr, max_len);
+  const Mask mask({first, last}, offsets, num_sequences, num_tokens);
+  if (!mask) return kOutOfMemory;
+  const AttentionPlan plan(mask, offsets, num_sequences, num_tokens, heads, shape.group, shape.rows_per_task());
+  ByDistance by_distance(position_weight, max_len, mask), zeros(nullptr, max_len, mask);
   if (!plan || !by_distance || !zeros) return kOutOfMemory;
   const TimeBuckets buckets(boundaries, functional != 0 ? 0 : num_time_weights - 1);
   const Decay decay{time_weight[0], functional != 0 ? time_weight[1] : 0.0f, functional != 0 ? time_weight[2] : 1.0f};
@@ -155,20 +155,23 @@ TURBOGR_KERNEL(fuxi_forward)
                   functional != 0 ? &decay : nullptr,
                   1.0f / static_cast<float>(max_len),
                   content};
-  parallel_tasks(plan.size(), [&](int64_t i) { forward_task(plan[i], shape, in, kind, out); });
+  parallel_tasks(plan.size(), [&](int64_t i) { forward_task(plan[i], shape, in, mask, kind, out); });
   return kOk;
 }
 
 TURBOGR_KERNEL(fuxi_backward)
-(const float* grad_out, const float* q, const float* k, const float* v, const int64_t* offsets,
- const int64_t* query_times, const int64_t* key_times, const float* position_weight, const float* time_weight,
- const int64_t* boundaries, float* grad_q, float* grad_k, float* grad_v, float* grad_position_weight,
- float* grad_time_weight, int64_t num_sequences, int64_t heads, int64_t d, int64_t e, int64_t q_stride,
- int64_t k_stride, int64_t v_stride, int64_t max_len, int64_t num_time_weights, int64_t functional) {
+(const float* grad_out, const float* q, const float* k, const float* v, const int64_t* offsets, const int64_t* first,
+ const int64_t* last, const int64_t* query_times, const int64_t* key_times, const float* position_weight,
+ const float* time_weight, const int64_t* boundaries, float* grad_q, float* grad_k, float* grad_v,
+ float* grad_position_weight, float* grad_time_weight, int64_t num_sequences, int64_t num_tokens, int64_t heads,
+ int64_t d, int64_t e, int64_t q_stride, int64_t k_stride, int64_t v_stride, int64_t max_len, int64_t num_time_weights,
+ int64_t functional, float) {
   const bool content = q != nullptr;
   const Shape shape(heads, d, e, content ? 3 : 2);
-  const AttentionPlan plan(offsets, num_sequences, heads, shape.group);
-  ByDistance by_distance(position_weight, max_len), zeros(nullptr, max_len);
+  const Mask mask({first, last}, offsets, num_sequences, num_tokens);
+  if (!mask) return kOutOfMemory;
+  const AttentionPlan plan(mask, offsets, num_sequences, heads, shape.group);
+  ByDistance by_distance(position_weight, max_len, mask), zeros(nullptr, max_len, mask);
   if (!plan || !by_distance || !zeros) return kOutOfMemory;
   Buffer<float> partial_q(content ? plan.partial_rows * heads * d : 0);
   Buffer<double> sums_by_distance(plan.distances);
@@ -186,7 +189,7 @@ TURBOGR_KERNEL(fuxi_backward)
                   num_time_weights,
                   sums_by_distance.data(),
                   sums_by_time.data()};
-  parallel_tasks(plan.size(), [&](int64_t i) { backward_task(plan[i], i, shape, in, grads, kind); });
+  parallel_tasks(plan.size(), [&](int64_t i) { backward_task(plan[i], i, shape, in, grads, mask, kind); });
   if (content) add_partial_queries(plan, shape, grads);
   reduce_by_distance(plan, sums_by_distance.data(), max_len, grad_position_weight);
   reduce_tasks(plan, sums_by_time.data(), num_time_weights, grad_time_weight);

@@ -1,4 +1,4 @@
-// Groups n things by row: a stable counting sort that runs in parallel and gives the same order for any number of
+// Groups n elements by row: a stable counting sort that runs in parallel and gives the same order for any number of
 // threads.
 #pragma once
 

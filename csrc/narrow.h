@@ -67,7 +67,7 @@ inline vf load(const int8_t* p) {
 #endif
 }
 
-// Of numbers within -127 and 127.
+// For numbers from -127 to 127.
 inline void store(int8_t* p, vf x) {
   const vf magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number in the low bits
   const vb bytes = __builtin_convertvector(bits_of(x + magic) - bits_of(magic), vb);

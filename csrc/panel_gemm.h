@@ -1,7 +1,7 @@
 // Products with a weight that stays in the second-level cache, for rows that lie in scratch memory.
 //
-// The weight is packed into panels as wide as a micro-tile, the last filled up with zeros. Rows of scratch are an odd
-// number of cache lines apart: of a power of two, a micro-tile's rows would fall on the same few lines of the cache.
+// The weight is packed into panels as wide as a micro-tile, the last padded with zeros. Rows of scratch are an odd
+// number of cache lines apart: with a power of two, the rows of a micro-tile would compete for the same few cache sets.
 #pragma once
 
 #include "tile_gemm.h"
@@ -9,7 +9,7 @@
 namespace turbogr {
 namespace TURBOGR_ISA {
 
-// Rows of a block, of which all that a product needs stays in cache together with the weight.
+// Rows of a block: so few that the operands of a product stay in cache together with the weight.
 constexpr int64_t kPanelRows = 96;
 static_assert(kPanelRows % kTileRows == 0, "blocks must hold whole micro-tiles");
 
@@ -19,7 +19,7 @@ inline int64_t scratch_stride(int64_t width) {
   return 16 * (lines + 1 - lines % 2);
 }
 
-// Scratch for a block; a micro-tile across its columns may read beyond the last.
+// Scratch for a block, with room for a micro-tile that reads beyond the last column.
 inline float* take_rows(Arena& arena, int64_t width) {
   return arena.take<float>(kPanelRows * scratch_stride(width) + kTileRows);
 }
@@ -79,10 +79,10 @@ class Panels {
   }
 
  private:
-  // What the sum over the lanes of a vector costs, in products of vectors.
+  // Cost of the sum over the lanes of a vector, in multiplications of vectors.
   static constexpr int64_t kCostOfSum = 12;
 
-  // The last columns, if they are so few that one vector of them would be mostly idle: the depth along the lanes.
+  // The last columns, if they would leave most lanes of a vector idle: computed with the depth along the lanes.
   void multiply_rest(const float* left, float* out) const {
     for (int64_t n = padded_; n < columns_; ++n) {
       const float* b = &data_[n * depth_];
@@ -99,7 +99,7 @@ class Panels {
 // The gradients of a weight, left^T right over all rows, and of a bias, the sum of the rows of `right`.
 //
 // Fixed chunks of rows have sums of their own, which are added up in the order of the chunks, so nothing depends on the
-// number of threads. The longer side of the weight lies along the lanes, of which fewer are then idle.
+// number of threads. The longer side of the weight is along the lanes, so that fewer are idle.
 class WeightGradient {
  public:
   // For left [num_rows, height] and right [num_rows, columns]. Test the object before use.

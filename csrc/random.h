@@ -25,13 +25,13 @@ struct RowWords {
     first = mix(mix(static_cast<uint32_t>(bits) ^ seed_low) ^ static_cast<uint32_t>(bits >> 32));
     second = mix(mix(first ^ seed_high) + kGolden);
   }
-  // The words of consecutive columns; only one number is multiplied, where vectors of integers multiply slowly.
+  // The words of consecutive columns. The column is multiplied as a scalar: multiplying vectors of integers is slow.
   vu from(uint32_t column) const { return mix((vu)lane_numbers() * kGolden + (column * kGolden + first)) ^ second; }
 
   uint32_t first = 0, second = 0;
 };
 
-// The dropout of one row: which columns stay, and the factor of those that do. A rate of 0 keeps all.
+// The dropout of one row: which columns are kept, and their factor. A rate of 0 keeps all.
 class RowDropout {
  public:
   // `threshold` is round(rate * 2^32), below 2^32.

@@ -1,13 +1,13 @@
-// The relative bias between a block of rows and a block of keys: position_weight by distance in places, time_weight by
-// the bucket of the distance in time. Shared by all heads, never stored beyond a tile.
+// The relative bias between a block of rows and a block of keys: position_weight by distance in positions, time_weight
+// by the bucket of the distance in time. Shared by all heads, never stored beyond a tile.
 //
 // The bucket of a distance is the number of boundaries that are <= it (whole numbers, so the same in every backend).
 // For distances below 2^31 the exponent and three bits of the mantissa of the distance as a float name a bin that holds
 // at most one boundary: a table gives the bucket at the bin's beginning and the boundary inside it. Times of a user
-// rise, and buckets are wide, so most groups of 16 rows fall in one bucket; its ends tell.
+// rise, and buckets are wide, so most groups of 16 rows fall in one bucket: if both ends do, all do.
 #pragma once
 
-#include "tile_gemm.h"
+#include "attention_plan.h"
 
 namespace turbogr {
 namespace TURBOGR_ISA {
@@ -71,8 +71,7 @@ class TimeBuckets {
   int32_t edge_[kBins];
 };
 
-// What the bias of a whole call is made of; `by_distance` points at distance 0 and is readable from -2 * kBlock on and
-// kBlock beyond the longest sequence.
+// What the bias of a whole call is made of; `by_distance` points at distance 0 of a `ByDistance`.
 struct BiasSource {
   const int64_t* query_times;
   const int64_t* key_times;
@@ -81,26 +80,29 @@ struct BiasSource {
   const TimeBuckets* buckets;
 };
 
-// A table over distances in places: entry `distance` is position_weight[max_len - 1 - distance], with room at both ends
-// for whole tiles. A null weight gives zeros.
+// A table over distances in positions (row - key): entry `distance` is position_weight[max_len - 1 - distance], with
+// room at both ends for whole tiles. Rows of a mask may see keys ahead of them, at negative distances; causal attention
+// needs those of one tile only. A null weight gives zeros.
 class ByDistance {
  public:
-  ByDistance(const float* position_weight, int64_t max_len) : reversed_(max_len + 3 * kBlock) {
+  ByDistance(const float* position_weight, int64_t max_len, const Mask& mask)
+      : ahead_(2 * kBlock + (mask.causal() ? 0 : max_len)), reversed_(ahead_ + max_len + kBlock) {
     if (!reversed_) return;
-    for (int64_t distance = -2 * kBlock; distance < max_len + kBlock; ++distance) {
+    for (int64_t distance = -ahead_; distance < max_len + kBlock; ++distance) {
       const int64_t at = max_len - 1 - distance;
       const bool known = position_weight != nullptr && 0 <= at && at < 2 * max_len - 1;
-      reversed_[distance + 2 * kBlock] = known ? position_weight[at] : 0.0f;
+      reversed_[distance + ahead_] = known ? position_weight[at] : 0.0f;
     }
   }
   explicit operator bool() const { return static_cast<bool>(reversed_); }
-  const float* data() { return reversed_.data() + 2 * kBlock; }
+  const float* data() { return reversed_.data() + ahead_; }
 
  private:
+  int64_t ahead_;
   Buffer<float> reversed_;
 };
 
-// Scratch of one tile of bias. `bucket` and `uniform` tell the backward where each score's gradient goes.
+// Scratch of one tile of bias. From `bucket` and `uniform` the backward knows where each score's gradient goes.
 struct BiasTile {
   float* bias;         // [kBlock][kBlock], key-major
   uint16_t* bucket;    // [kBlock][kBlock]; of a uniform group only the first is set
@@ -132,7 +134,7 @@ inline TimeRange range_of(const int64_t* times, int64_t n) {
   return range;
 }
 
-// Distances beyond 31 bits, or a table that does not serve: one pair at a time.
+// Distances beyond 31 bits, or a table that cannot be used: one pair at a time.
 inline void fill_bias_slowly(const BiasSource& source, const int64_t* row_times, const int64_t* key_times, int64_t rows,
                              int64_t keys, const float* by_distance, const BiasTile& tile) {
   std::memset(tile.uniform, 0, static_cast<size_t>(keys * kGroups));
@@ -147,14 +149,13 @@ inline void fill_bias_slowly(const BiasSource& source, const int64_t* row_times,
   }
 }
 
-// Fills the tile for rows [row, row + rows) and keys [key, key + keys) of the token arrays; `place` is the distance in
-// places between the first row and the first key. Groups of rows that see none of a key are left as they are.
-TURBOGR_OUTLINE inline void fill_bias(const BiasSource& source, int64_t row, int64_t rows, const TimeRange& row_range,
-                                      int64_t key, int64_t keys, int64_t place, const BiasTile& tile) {
-  const int64_t* row_times = source.query_times + row;
-  const int64_t* key_times = source.key_times + key;
-  const float* by_distance = source.by_distance + place;
-  const TimeRange key_range = range_of(key_times, keys);
+// Fills the bias of a tile. Groups of rows that, by the tile's band, do not see a key are left as they are.
+TURBOGR_OUTLINE inline void fill_bias(const BiasSource& source, Span s, const BiasTile& tile) {
+  const int64_t rows = s.rows, keys = s.keys;
+  const int64_t* row_times = source.query_times + s.row;
+  const int64_t* key_times = source.key_times + s.key;
+  const float* by_distance = source.by_distance + s.place;
+  const TimeRange row_range = range_of(row_times, rows), key_range = range_of(key_times, keys);
   const int64_t low = min_of(row_range.low, key_range.low), high = max_of(row_range.high, key_range.high);
   if (!source.buckets->has_table() || static_cast<uint64_t>(high) - static_cast<uint64_t>(low) > INT32_MAX) {
     fill_bias_slowly(source, row_times, key_times, rows, keys, by_distance, tile);
@@ -175,8 +176,9 @@ TURBOGR_OUTLINE inline void fill_bias(const BiasSource& source, int64_t row, int
         store(bucket_at_end + e, source.buckets->of(abs_of(load(tile.ends + e) - key_time)));
       }
     }
-    for (int64_t g = max_of(0, c - place) / kGroup; g < groups; ++g) {
-      const bool uniform = row_range.rising && tile.ends[g] >= key_time && bucket_at_end[g] == bucket_at_end[g + 1];
+    for (int64_t g = s.first_row(c) / kGroup; g < groups; ++g) {
+      const bool one_side = tile.ends[g] >= key_time || (s.place < 0 && tile.ends[g + 1] <= key_time);
+      const bool uniform = row_range.rising && one_side && bucket_at_end[g] == bucket_at_end[g + 1];
       tile.uniform[c * kGroups + g] = uniform;
       if (uniform) {
         tile.bucket[c * kBlock + g * kGroup] = static_cast<uint16_t>(bucket_at_end[g]);
@@ -198,7 +200,8 @@ TURBOGR_OUTLINE inline void fill_bias(const BiasSource& source, int64_t row, int
 // Sums of gradients while tiles come in: up to kBand keys add up in float, then tiles in float, then a task in double,
 // so that long sums stay precise.
 struct BiasGradient {
-  double* by_distance;   // [longest distance of the task + 1]
+  double* by_distance;  // of distance 0; the task has those from -ahead on
+  int64_t ahead;
   double* by_bucket;     // [num_weights]
   float* tile_distance;  // [3 * kBlock]
   float* band_bucket;    // [num_weights][kLanes]
@@ -213,32 +216,38 @@ struct BiasGradient {
     tile_bucket = arena.take<float>(num_time_weights * kLanes);
     num_weights = num_time_weights;
   }
+
+  // Points at the sums of one task, `distances` being those of all tasks, and clears them.
+  void begin(const AttentionTask& task, double* distances, double* buckets) {
+    ahead = task.ahead;
+    by_distance = distances + task.distances;
+    by_bucket = buckets;
+    std::memset(by_distance - ahead, 0, static_cast<size_t>(ahead + task.rows_end - task.begin) * sizeof(double));
+    std::memset(by_bucket, 0, static_cast<size_t>(num_weights) * sizeof(double));
+  }
 };
 
 // Adds a tile of gradients of scores [key][row] (zeros where a row does not see the key or does not exist) by distance.
-TURBOGR_OUTLINE inline void add_by_distance(const float* scores, int64_t rows, int64_t keys, int64_t place,
-                                            const BiasGradient& into) {
-  const int64_t rows_padded = round_up(rows, kGroup);
+TURBOGR_OUTLINE inline void add_by_distance(Span s, const float* scores, const BiasGradient& into) {
   std::memset(into.tile_distance, 0, 3 * kBlock * sizeof(float));
   float* at_zero = into.tile_distance + kBlock;
-  for (int64_t c = 0; c < keys; ++c) {
-    for (int64_t r = max_of(0, c - place) / kLanes * kLanes; r < rows_padded; r += kLanes) {
+  for (int64_t c = 0; c < s.keys; ++c) {
+    for (int64_t r = s.first_row(c); r < s.rows_padded; r += kLanes) {
       store(at_zero + r - c, load(at_zero + r - c) + load(scores + c * kBlock + r));
     }
   }
-  for (int64_t at = max_of(-kBlock, -place); at < rows; ++at) {
-    into.by_distance[place + at] += static_cast<double>(at_zero[at]);
+  for (int64_t at = max_of(1 - s.keys, -into.ahead - s.place); at < s.rows; ++at) {
+    into.by_distance[s.place + at] += static_cast<double>(at_zero[at]);
   }
 }
 
 // The same by the buckets of the tile.
-TURBOGR_OUTLINE inline void add_by_bucket(const float* scores, const BiasTile& tile, int64_t rows, int64_t keys,
-                                          int64_t place, const BiasGradient& into) {
-  const int64_t groups = ceil_div(rows, kGroup), size = into.num_weights * kLanes;
+TURBOGR_OUTLINE inline void add_by_bucket(Span s, const float* scores, const BiasTile& tile, const BiasGradient& into) {
+  const int64_t groups = ceil_div(s.rows, kGroup), size = into.num_weights * kLanes;
   std::memset(into.band_bucket, 0, static_cast<size_t>(size) * sizeof(float));
   std::memset(into.tile_bucket, 0, static_cast<size_t>(size) * sizeof(float));
-  for (int64_t c = 0; c < keys; ++c) {
-    for (int64_t g = max_of(0, c - place) / kGroup; g < groups; ++g) {
+  for (int64_t c = 0; c < s.keys; ++c) {
+    for (int64_t g = s.first_row(c) / kGroup; g < groups; ++g) {
       const float* gradient = scores + c * kBlock + g * kGroup;
       const uint16_t* bucket = tile.bucket + c * kBlock + g * kGroup;
       if (tile.uniform[c * kGroups + g]) {
@@ -250,7 +259,7 @@ TURBOGR_OUTLINE inline void add_by_bucket(const float* scores, const BiasTile& t
       }
       for (int64_t r = 0; r < kGroup; ++r) into.band_bucket[int64_t(bucket[r]) * kLanes + r % kLanes] += gradient[r];
     }
-    if (c % BiasGradient::kBand == BiasGradient::kBand - 1 || c == keys - 1) {
+    if (c % BiasGradient::kBand == BiasGradient::kBand - 1 || c == s.keys - 1) {
       for (int64_t i = 0; i < size; i += kLanes) {
         store(into.tile_bucket + i, load(into.tile_bucket + i) + load(into.band_bucket + i));
         store(into.band_bucket + i, vf{});

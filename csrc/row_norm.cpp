@@ -1,11 +1,11 @@
 // The passes around the two projections of a block with weights too large for norm_linear.cpp and gated_linear.cpp:
-// everything between PyTorch's GEMMs in one go over each row.
+// everything between PyTorch's GEMMs in one pass over each row.
 //
 // norm_linear:  y = activation(norm(x) W + b).      normalize -> GEMM -> activate;
 //               backward: activate_backward -> GEMMs -> normalize_backward.
 // gated_linear: y = residual + dropout(gate * norm(x)) W + b.   gate -> GEMM; backward: GEMM -> gate_backward -> GEMM.
 //
-// A norm keeps of each row the mean (0 for RMSNorm) and the inverse deviation. Rows of x and gate may be strided.
+// Of each row, a norm stores the mean (0 for RMSNorm) and the inverse deviation. Rows of x and gate may be strided.
 
 #include "row_norm.h"
 
@@ -13,7 +13,7 @@ namespace turbogr {
 namespace TURBOGR_ISA {
 namespace {
 
-// A whole row of pieces is worked on in one buffer, so that only its end is shorter than a vector.
+// A row is computed in one buffer and then copied to its pieces, so that only its end is shorter than a vector.
 struct RowScratch {
   float* row;
   void layout(Arena& arena, int64_t width) { row = arena.take<float>(round_up(width, kLanes)); }
@@ -51,7 +51,7 @@ TURBOGR_KERNEL(normalize_backward)
   return kOk;
 }
 
-// The columns of x [T, width] dealt out to pieces [T, widths[i]], through SiLU if wanted.
+// The columns of x [T, width] split into pieces [T, widths[i]], through SiLU if wanted.
 TURBOGR_KERNEL(activate)
 (const float* x, float* const* outs, const int64_t* widths, int64_t num_pieces, int64_t num_rows, int64_t width,
  int64_t silu) {

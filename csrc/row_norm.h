@@ -1,7 +1,7 @@
-// Norms of rows, forward and backward, and matrices whose columns lie in pieces: what norm_linear and gated_linear
-// share.
+// Norms of rows, forward and backward, and matrices whose columns are stored in several pieces; shared by norm_linear
+// and gated_linear.
 //
-// A norm keeps of each row the mean (0 for RMSNorm) and the inverse deviation. Rows may be strided.
+// Of each row, a norm stores the mean (0 for RMSNorm) and the inverse deviation. Rows may be strided.
 #pragma once
 
 #include <cmath>
@@ -16,7 +16,7 @@ struct Moments {
   float mean, inverse;
 };
 
-// The mean is taken first and the squares around it, which keeps rows with a large mean exact.
+// The mean is computed first, then the squares of the differences, so that rows with a large mean stay exact.
 inline Moments moments_of(const float* x, int64_t width, Norm norm, float eps) {
   if (norm == kNone) return {0.0f, 1.0f};
   float mean = 0.0f;
@@ -83,7 +83,7 @@ inline void through_silu(const float* x, int64_t width, float* grad) {
   });
 }
 
-// Columns of a matrix that lie apart in memory; rows of piece i are strides[i] floats apart.
+// A matrix whose columns are stored in several pieces; rows of piece i are strides[i] floats apart.
 template <class Pointer>
 struct Pieces {
   Pointer const* data;

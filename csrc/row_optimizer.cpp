@@ -5,7 +5,7 @@
 namespace turbogr {
 namespace TURBOGR_ISA {
 
-// `mean_share` and `square_share` are 1 - beta, subtracted before they were rounded to float.
+// `mean_share` and `square_share` are 1 - beta, computed in double and then rounded to float.
 TURBOGR_KERNEL(row_adam)
 (float* weight, float* mean, float* square, const int64_t* index, const float* grad, int64_t num_rows, int64_t width,
  float mean_share, float beta2, float square_share, float eps, float decay, float step_size,

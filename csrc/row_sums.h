@@ -3,8 +3,8 @@
 // Positions that were scored against the same rows form a group g, and a term is then a sum over its members:
 // sums[row(g, j)] += sum_i coefficient(g, j, i) * vectors[offsets[g] + i].
 //
-// The terms are dealt out to ranges of rows, in the order of positions, then each range is summed by one thread, with
-// its sums in cache. Nothing depends on the number of threads. Positions are taken in portions, so that the dealt
+// The terms are sorted by ranges of rows, in the order of positions, then each range is summed by one thread, with
+// its sums in cache. Nothing depends on the number of threads. Positions are taken in portions, so that the sorted
 // terms stay within a budget.
 #pragma once
 
@@ -31,12 +31,12 @@ class RowSums {
         ranges_((num_rows >> shift_) + 1),
         per_portion_(max_of(1, min_of(min_of(num_positions, portion / (terms * ceil_div(largest, kMembers))),
                                       int64_t(1) << (32 - shift_)))),
-        dealt_(per_portion_ * terms),
+        sorted_(per_portion_ * terms),
         coefficients_(offsets ? per_portion_ * terms * largest : ceil_div(per_portion_, kChunk) * line_up(terms)),
         next_(ceil_div(per_portion_, kChunk) * line_up(ranges_)),
         starts_(ranges_ + 1) {}
 
-  explicit operator bool() const { return dealt_ && coefficients_ && next_ && starts_; }
+  explicit operator bool() const { return sorted_ && coefficients_ && next_ && starts_; }
 
   // row_of(position, j) gives a term's row, coefficients_of(position, out [terms, largest]) its coefficients; both are
   // called from several threads. finish(row, sum) is called once for each row's complete sum, which may be changed in
@@ -45,7 +45,7 @@ class RowSums {
   void add_all(RowOf&& row_of, CoefficientsOf&& coefficients_of, float* target, Finish&& finish) {
     for (int64_t first = 0; first < max_of(1, num_positions_); first += per_portion_) {
       const int64_t end = min_of(num_positions_, first + per_portion_);
-      deal(first, end, row_of, coefficients_of);
+      sort_terms(first, end, row_of, coefficients_of);
       parallel_tasks(
           ranges_, [&](int64_t range) { sum_range(range, first, first == 0, end == num_positions_, target, finish); });
     }
@@ -73,7 +73,7 @@ class RowSums {
     void layout(Arena& arena, int64_t floats) { sums = arena.take<float>(floats); }
   };
 
-  // The sums of a range stay in the first-level cache, or in the second where that makes too many ranges to deal to.
+  // The sums of a range stay in the first-level cache, or in the second where that makes too many ranges.
   static int choose_shift(int64_t num_rows, int64_t padded) {
     int shift = 0;
     const auto bytes = [&] { return (int64_t(2) << shift) * padded * 4; };
@@ -83,7 +83,7 @@ class RowSums {
   }
 
   template <class RowOf, class CoefficientsOf>
-  void deal(int64_t first, int64_t end, RowOf&& row_of, CoefficientsOf&& coefficients_of) {
+  void sort_terms(int64_t first, int64_t end, RowOf&& row_of, CoefficientsOf&& coefficients_of) {
     const int64_t chunks = ceil_div(end - first, kChunk);
     parallel_tasks(chunks, [&](int64_t chunk) {
       uint32_t* count = next_.data() + chunk * line_up(ranges_);
@@ -108,18 +108,18 @@ class RowSums {
       const int64_t last = min_of(end, begin + kChunk);
       uint32_t* const next = next_.data() + chunk * line_up(ranges_);
       if (offsets_ != nullptr) {
-        deal_groups(begin, last, begin - first, next, row_of, coefficients_of);
+        sort_groups(begin, last, begin - first, next, row_of, coefficients_of);
       } else {
-        deal_chunk(begin, last, begin - first, coefficients_.data() + chunk * line_up(terms_), next, row_of,
+        sort_chunk(begin, last, begin - first, coefficients_.data() + chunk * line_up(terms_), next, row_of,
                    coefficients_of);
       }
     });
   }
 
   template <class RowOf, class CoefficientsOf>
-  void deal_chunk(int64_t begin, int64_t end, int64_t place, float* coefficients, uint32_t* next, RowOf&& row_of,
+  void sort_chunk(int64_t begin, int64_t end, int64_t place, float* coefficients, uint32_t* next, RowOf&& row_of,
                   CoefficientsOf&& coefficients_of) {
-    Term* const dealt = dealt_.data();
+    Term* const sorted = sorted_.data();
     const int shift = shift_;
     const int64_t terms = terms_;
     const uint32_t in_range = (uint32_t(1) << shift) - 1;
@@ -128,7 +128,7 @@ class RowSums {
       const uint32_t position = static_cast<uint32_t>(place) << shift;
       for (int64_t j = 0; j < terms; ++j) {
         const uint32_t row = static_cast<uint32_t>(row_of(t, j));
-        Term& term = dealt[next[row >> shift]++];
+        Term& term = sorted[next[row >> shift]++];
         term.place = position | (row & in_range);
         term.coefficient = coefficients[j];
       }
@@ -136,16 +136,16 @@ class RowSums {
   }
 
   template <class RowOf, class CoefficientsOf>
-  void deal_groups(int64_t begin, int64_t end, int64_t place, uint32_t* next, RowOf&& row_of,
+  void sort_groups(int64_t begin, int64_t end, int64_t place, uint32_t* next, RowOf&& row_of,
                    CoefficientsOf&& coefficients_of) {
-    Term* const dealt = dealt_.data();
+    Term* const sorted = sorted_.data();
     const uint32_t in_range = (uint32_t(1) << shift_) - 1;
     for (int64_t g = begin; g < end; ++g, ++place) {
       coefficients_of(g, coefficients_.data() + place * terms_ * largest_);
       const uint32_t position = static_cast<uint32_t>(place) << shift_;
       for (int64_t j = 0; j < terms_; ++j) {
         const uint32_t row = static_cast<uint32_t>(row_of(g, j));
-        Term& term = dealt[next[row >> shift_]++];
+        Term& term = sorted[next[row >> shift_]++];
         term.place = position | (row & in_range);
         term.number = static_cast<uint32_t>(place * terms_ + j);
       }
@@ -163,7 +163,7 @@ class RowSums {
       for (int64_t row = 0; row < rows; ++row)
         std::memcpy(sums + row * padded_, target + (begin + row) * width_, row_bytes);
     }
-    add_terms(dealt_.data() + starts_[range], starts_[range + 1] - starts_[range], first_position, sums);
+    add_terms(sorted_.data() + starts_[range], starts_[range + 1] - starts_[range], first_position, sums);
     for (int64_t row = 0; row < rows; ++row) {
       if (last) finish(begin + row, sums + row * padded_);
       std::memcpy(target + (begin + row) * width_, sums + row * padded_, row_bytes);
@@ -238,7 +238,7 @@ class RowSums {
   int64_t width_, padded_, num_rows_, num_positions_, terms_;
   int shift_;
   int64_t ranges_, per_portion_;
-  Buffer<Term> dealt_;
+  Buffer<Term> sorted_;
   Buffer<float> coefficients_;  // a row for each chunk of positions
   Buffer<uint32_t> next_, starts_;
 };

@@ -82,7 +82,8 @@ TURBOGR_EXPORT void turbogr_init(turbogr::ParallelFor parallel_for, turbogr::Num
 }
 
 #if defined(__x86_64__)
-// What every processor with AVX2 has and the build for it uses, but a virtual machine may hide.
+// Whether the extensions are there that the AVX2 build uses besides AVX2. Every processor with AVX2 has them, but a
+// virtual machine may hide them.
 static bool has_avx2_companions() {
   unsigned a, b, c, d;
   if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_F16C) || !(c & bit_POPCNT)) return false;

@@ -1,9 +1,9 @@
-// What every kernel shares with the process around it: threads, scratch memory, and the names of exported functions.
+// What all kernels share: threads, scratch memory, and the names of exported functions.
 //
 // Each kernel source is compiled once per instruction set into a namespace and exported with the set's name as a
 // suffix (`hstu_forward_avx2`); the Python side picks the suffix. Everything a kernel uses is either in that namespace
-// or in runtime.cpp, which is compiled once for the baseline, so no code for a wide set can leak into a narrow one
-// through the linker. For the same reason kernels use no templates of the standard library.
+// or in runtime.cpp, which is compiled once for the baseline, so the linker cannot put code for a wide set into a
+// narrow one. For the same reason kernels use no templates of the standard library.
 #pragma once
 
 #include <cstddef>
@@ -58,7 +58,7 @@ void parallel_blocks(int64_t n, int64_t block, Body&& body) {
 // Rows per block such that a block touches about 64 KB.
 inline int64_t rows_per_block(int64_t bytes_per_row) { return max_of(1, 65536 / max_of(1, bytes_per_row)); }
 
-// An owned array for the length of a call; test it before use.
+// An array that is freed at the end of its scope. Test it before use: it is false if memory ran out.
 template <class T>
 class Buffer {
  public:
@@ -77,7 +77,7 @@ class Buffer {
   T* data_;
 };
 
-// Deals out consecutive 64-byte aligned pieces of one block of memory; with a null base it only adds up.
+// Hands out consecutive 64-byte aligned pieces of one block of memory; with a null base it only adds up.
 class Arena {
  public:
   explicit Arena(void* base = nullptr) : base_(static_cast<char*>(base)) {}

@@ -1,31 +1,30 @@
 // Sampled softmax: the loss of every position against its negatives, and its gradients.
 //
-// Forward: the positive is scored first, then negatives in segments that fit the first-level cache; when a gradient
-// will be wanted, they are summed with their weights while they are there. A segment with a higher logit than all
+// Forward: the positive is scored first, then negatives in segments that fit the first-level cache; if a gradient
+// is needed, they are summed with their weights while they are there. A segment with a higher logit than all
 // before it scales down what has been summed so far. The sum is the gradient of the query for a unit gradient of the
 // loss, so the backward never gathers negatives again.
 //
 // A position has negatives of its own and is scored by itself, or shares them with its group; then a segment of them is
 // unpacked once and all products are products of matrices.
 //
-// Scoring reads a copy of the rows where they are used many times over or where negatives are to be narrower than
-// floats: unit vectors, padded to whole vectors. Positives are never narrowed.
+// Scoring reads a copy of the rows if each is used many times or if negatives are narrower than floats: unit vectors,
+// padded to whole vectors. Positives are never narrowed.
 //
 // Backward to the rows: see row_sums.h. Positions are taken in portions, so the terms of the sums, and the
 // probabilities if the forward did not keep them, stay within a fixed budget.
 
-#include <cmath>
-
+#include "candidates.h"
 #include "narrow.h"
 #include "row_sums.h"
 #include "tile_gemm.h"
+#include "unit_vectors.h"
 
 namespace turbogr {
 namespace TURBOGR_ISA {
 namespace {
 
-constexpr float kNormEps = 1e-6f;
-constexpr int64_t kPortion = int64_t(1) << 18;  // pairs of a position and a candidate dealt out together
+constexpr int64_t kPortion = int64_t(1) << 18;  // pairs of a position and a candidate distributed at once
 constexpr int64_t kWorthCopying = 4;            // uses of the average row from which a copy of all rows pays
 
 enum Precision : int64_t { kFloat = 0, kHalf = 1, kInt8 = 2 };
@@ -46,26 +45,6 @@ struct Problem {
   const int32_t* negatives_of(int64_t group) const { return negatives + group * num_negatives; }
 };
 
-float dot(const float* a, const float* b, int64_t n) {
-  vf total{};
-  for_vectors(n, [&](int64_t c, int count) { total += load_some(a + c, count) * load_some(b + c, count); });
-  return sum(total);
-}
-
-float inverse_norm(const float* x, int64_t n) {
-  const float norm = std::sqrt(dot(x, x, n));
-  return 1.0f / (norm < kNormEps ? kNormEps : norm);
-}
-
-// Gradient of the unit vector -> gradient of the vector, in place. A vector shorter than the epsilon was only scaled.
-void through_norm(const float* x, float inverse, int64_t n, float* gradient) {
-  const bool projected = inverse < 1.0f / kNormEps;
-  const float along = projected ? dot(x, gradient, n) * inverse * inverse : 0.0f;
-  for_vectors(n, [&](int64_t c, int count) {
-    store_some(gradient + c, (load_some(gradient + c, count) - load_some(x + c, count) * along) * inverse, count);
-  });
-}
-
 // Rows as negatives are read. A copy holds unit vectors in whole vectors of lanes, zeros after the end; else these are
 // the caller's rows, with their inverse norms as scales if they are to be normalised.
 template <class Number>
@@ -75,7 +54,7 @@ struct Table {
   const float* scales;  // may be null
 };
 
-// What a copied row is multiplied with before it is stored, besides `inverse`; its reciprocal goes to the scales.
+// Factor of a copied row besides `inverse`; its reciprocal is stored in the scales.
 float narrowing(const float*, const float*, int64_t, float) { return 1.0f; }
 float narrowing(const Half*, const float*, int64_t, float) { return 1.0f; }
 float narrowing(const int8_t*, const float* row, int64_t width, float inverse) {
@@ -110,7 +89,7 @@ class RowCopy {
         const float factor = narrowing(rows_.data(), from, p.width, inverse);
         if (kScaled) {
           const float square = dot(from, from, p.width);
-          scales_[row] = 1.0f / factor + (square - square);  // bytes cannot tell of a NaN
+          scales_[row] = 1.0f / factor + (square - square);  // bytes cannot represent a NaN
         }
         Number* to = rows_.data() + row * width_;
         for_vectors(p.width,
@@ -136,130 +115,8 @@ class RowCopy {
   const float *plain_, *inverse_;
 };
 
-// Lane i of the result is the sum of the lanes of x[i].
-vf sum_each(const vf* x) {
-#if defined(__AVX2__)
-  constexpr int kParts = kLanes / 8;
-  __m256 part[kParts];
-  for (int p = 0; p < kParts; ++p) {
-    __m256 y[8];
-    for (int i = 0; i < 8; ++i) {
-#if defined(__AVX512F__)
-      const __m512 wide = (__m512)x[p * 8 + i];
-      y[i] = _mm256_add_ps(_mm512_castps512_ps256(wide), _mm512_extractf32x8_ps(wide, 1));
-#else
-      y[i] = (__m256)x[i];
-#endif
-    }
-    const __m256 a = _mm256_hadd_ps(_mm256_hadd_ps(y[0], y[1]), _mm256_hadd_ps(y[2], y[3]));
-    const __m256 b = _mm256_hadd_ps(_mm256_hadd_ps(y[4], y[5]), _mm256_hadd_ps(y[6], y[7]));
-    part[p] = _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
-  }
-#if defined(__AVX512F__)
-  return (vf)_mm512_insertf32x8(_mm512_castps256_ps512(part[0]), part[1], 1);
-#else
-  return (vf)part[0];
-#endif
-#else
-  vf y;
-  for (int i = 0; i < kLanes; ++i) y[i] = sum(x[i]);
-  return y;
-#endif
-}
-
 constexpr int64_t kSegment = 32;  // negatives of one position
 static_assert(kSegment % kLanes == 0, "segments must hold whole vectors");
-
-// Groups of kLanes negatives that are fetched ahead of the one being scored.
-constexpr int kAhead = 2;
-
-// The first lines of a row; the processor fetches the rest of a longer row by itself.
-template <class Number>
-inline void fetch_row(const Number* row) {
-  constexpr int kStep = 64 / sizeof(Number);
-  __builtin_prefetch(row);
-  __builtin_prefetch(row + kStep);
-  if (sizeof(Number) < 4) return;
-  __builtin_prefetch(row + 2 * kStep);
-  __builtin_prefetch(row + 3 * kStep);
-}
-
-// Dot products of the query with kLanes rows of Vectors whole vectors.
-template <class Number, int Vectors>
-vf score_whole(const float* query, const Number* const* rows, int64_t) {
-  vf total[kLanes] = {};
-#pragma GCC unroll 8
-  for (int c = 0; c < Vectors; ++c) {
-    const vf q = load(query + c * kLanes);
-#pragma GCC unroll 16
-    for (int i = 0; i < kLanes; ++i) total[i] += q * load(rows[i] + c * kLanes);
-  }
-  return sum_each(total);
-}
-
-// Dot products of the query with kLanes rows of any width.
-template <class Number>
-vf score_any(const float* query, const Number* const* rows, int64_t width) {
-  vf total[kLanes] = {};
-  int64_t c = 0;
-  for (; c + kLanes <= width; c += kLanes) {
-    const vf q = load(query + c);
-#pragma GCC unroll 16
-    for (int i = 0; i < kLanes; ++i) total[i] += q * load(rows[i] + c);
-  }
-  if (c < width) {
-    const int count = static_cast<int>(width - c);
-    const vf q = load_first(query + c, count);
-#pragma GCC unroll 16
-    for (int i = 0; i < kLanes; ++i) total[i] += q * load_some(rows[i] + c, count);
-  }
-  return sum_each(total);
-}
-
-template <class Number>
-using Score = vf (*)(const float*, const Number* const*, int64_t);
-
-template <class Number>
-Score<Number> choose_score(int64_t width) {
-  static constexpr Score<Number> kWhole[] = {score_whole<Number, 1>, score_whole<Number, 2>, score_whole<Number, 3>,
-                                             score_whole<Number, 4>, score_whole<Number, 5>, score_whole<Number, 6>,
-                                             score_whole<Number, 7>, score_whole<Number, 8>};
-  const bool whole = width > 0 && width % kLanes == 0 && width <= 8 * kLanes;
-  return whole ? kWhole[width / kLanes - 1] : score_any<Number>;
-}
-
-// out[column ...] = decay * out[column ...] + sum_j weights[j] * rows[j][column ...] over Vectors vectors, the last of
-// `last` columns. `out` has room for whole vectors.
-template <class Number, int Vectors>
-void add_columns(const Number* const* rows, const float* weights, int64_t n, int64_t column, int last, float decay,
-                 float* out) {
-  vf total[Vectors];
-#pragma GCC unroll 8
-  for (int v = 0; v < Vectors; ++v) total[v] = load(out + column + v * kLanes) * decay;
-  for (int64_t j = 0; j < n; ++j) {
-    const Number* row = rows[j] + column;
-#pragma GCC unroll 8
-    for (int v = 0; v < Vectors - 1; ++v) total[v] += weights[j] * load(row + v * kLanes);
-    total[Vectors - 1] += weights[j] * load_some(row + (Vectors - 1) * kLanes, last);
-  }
-#pragma GCC unroll 8
-  for (int v = 0; v < Vectors; ++v) store(out + column + v * kLanes, total[v]);
-}
-
-// out = decay * out + sum_j weights[j] * rows[j].
-template <class Number>
-void add_weighted(const Number* const* rows, const float* weights, int64_t n, int64_t width, float decay, float* out) {
-  using Add = void (*)(const Number* const*, const float*, int64_t, int64_t, int, float, float*);
-  static constexpr Add kAdds[] = {add_columns<Number, 1>, add_columns<Number, 2>, add_columns<Number, 3>,
-                                  add_columns<Number, 4>, add_columns<Number, 5>, add_columns<Number, 6>,
-                                  add_columns<Number, 7>, add_columns<Number, 8>};
-  for (int64_t column = 0; column < width; column += 8 * kLanes) {
-    const int64_t columns = min_of(8 * kLanes, width - column);
-    const int64_t vectors = ceil_div(columns, kLanes);
-    const int last = static_cast<int>(columns - (vectors - 1) * kLanes);
-    kAdds[vectors - 1](rows, weights, n, column, last, decay, out);
-  }
-}
 
 // The softmax of one position, built up segment by segment: the highest logit so far, which is at least the positive's,
 // and the sum of the exponentials relative to it.
@@ -274,7 +131,7 @@ struct Softmax {
     vf sums{};
     for (int64_t j = 0; j < n; j += kLanes) {
       const vf logit = load(logits + j) - higher;
-      const vf e = logit < -80.0f ? vf{} : exp_of(logit) + (logit - logit);  // exp_of loses a NaN, the zero carries it
+      const vf e = logit < -80.0f ? vf{} : exp_of(logit) + (logit - logit);  // exp_of drops a NaN, the zero keeps it
       store(logits + j, e);
       sums += e;
     }
@@ -332,7 +189,7 @@ void finish_weights(const Softmax& softmax, const float* tops, int64_t segment, 
   }
 }
 
-// Where the results of positions go; all but the loss may be null.
+// Outputs of the positions; all but the loss may be null.
 struct Results {
   float *loss, *inverse_queries, *probabilities, *unit_gradients;
 
@@ -351,7 +208,7 @@ struct Results {
   }
 };
 
-// Of one position: per negative, padded to whole vectors.
+// Scratch of one position: values per negative, padded to whole vectors.
 template <class Number>
 struct PositionScratch {
   const Number** rows;
@@ -371,7 +228,7 @@ struct PositionScratch {
   }
 };
 
-// Finds the rows of the negatives, and what their products with the query must be scaled by and offset with.
+// Finds the rows of the negatives, and the factors and offsets that turn their products with the query into logits.
 template <class Number>
 void find_negatives(const Problem& p, const Table<Number>& table, int64_t position,
                     const PositionScratch<Number>& scratch) {
@@ -387,7 +244,7 @@ void find_negatives(const Problem& p, const Table<Number>& table, int64_t positi
   if (table.scales != nullptr) {
     for (int64_t j = 0; j < n; ++j) scratch.scales[j] = table.scales[negatives[j]];
   }
-  // A row that is this position's anyway: a NaN in another one must not reach it.
+  // Padding reads a row of this position: a NaN in any other row must not reach it.
   for (int64_t j = n; j < padded + kAhead * kLanes; ++j) rows[j] = n > 0 ? rows[0] : table.rows;
   for (int64_t j = n; j < padded; ++j) {
     scratch.scales[j] = 0.0f;
@@ -437,7 +294,7 @@ Softmax score_position(const Problem& p, const Table<Number>& table, Score<Numbe
 constexpr int64_t kPool = kBlock < 64 ? kBlock / kLanes * kLanes : 64;
 static_assert(kPool > 0, "a transposed pool must fit a block");
 
-// Of one group: its pool as floats, also transposed, and per position what PositionScratch has.
+// Scratch of one group: its negatives as floats, also transposed, and per position what PositionScratch has.
 struct GroupScratch {
   float *pool, *turned, *offsets, *queries, *gradients, *weights, *tops;
   Softmax* softmaxes;
@@ -579,7 +436,7 @@ bool forward(const Problem& p, bool copied, float* inverse_rows, Results results
   return true;
 }
 
-// What the rows' gradient needs of the forward; `probabilities` [T, n + 1] may be null.
+// Results of the forward that the gradient of the rows needs; `probabilities` [T, n + 1] may be null.
 struct Kept {
   const float *inverse_rows, *inverse_queries, *probabilities;
 };
@@ -668,8 +525,8 @@ int in_precision(const Problem& p, Body&& body) {
 
 }  // namespace
 
-// `probabilities` [T, n + 1] and `unit_gradients` [T, width] may be null, when no gradient will be wanted or, for the
-// former, to save the memory. Without `normalize` the inverse norms of rows are neither read nor written.
+// `probabilities` [T, n + 1] and `unit_gradients` [T, width] may be null if no gradient is needed, the former also
+// to save memory. Without `normalize` the inverse norms of rows are neither read nor written.
 TURBOGR_KERNEL(sampled_softmax_forward)
 (const float* queries, const float* rows, const int32_t* positives, const int32_t* negatives, const float* log_q,
  const int64_t* offsets, float* loss, float* inverse_queries, float* inverse_rows, float* probabilities,

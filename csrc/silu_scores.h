@@ -1,29 +1,28 @@
 // SiLU on tiles of scores [key][row], forward and backward.
 #pragma once
 
-#include "tile_gemm.h"
+#include "attention_mask.h"
 
 namespace turbogr {
 namespace TURBOGR_ISA {
 
 // scores -> scale * SiLU(scores) where rows see the key, zeros elsewhere.
-TURBOGR_OUTLINE inline void silu_scores(float* scores, float scale, int64_t keys, int64_t rows, int64_t offset) {
-  for (int64_t c = 0; c < keys; ++c) {
+TURBOGR_OUTLINE inline void silu_scores(Span s, float scale, float* scores) {
+  for (int64_t c = 0; c < s.keys; ++c) {
     float* row = scores + c * kBlock;
-    for (int64_t r = max_of(0, c - offset) / kLanes * kLanes; r < rows; r += kLanes) {
+    for (int64_t r = s.first_row(c); r < s.rows_padded; r += kLanes) {
       const vf x = load(row + r);
       store(row + r, x * sigmoid(x) * scale);
     }
   }
-  clear_unseen(keys, scores, offset);
+  clear_unseen(s, scores);
 }
 
 // scores -> SiLU(scores), and the gradient of that -> gradient of scores, added to `total` when that is given.
-TURBOGR_OUTLINE inline void silu_scores_backward(float* scores, float* gradient, float* total, int64_t keys,
-                                                 int64_t rows, int64_t offset) {
-  for (int64_t c = 0; c < keys; ++c) {
+TURBOGR_OUTLINE inline void silu_scores_backward(Span span, float* scores, float* gradient, float* total) {
+  for (int64_t c = 0; c < span.keys; ++c) {
     const int64_t at = c * kBlock;
-    for (int64_t r = max_of(0, c - offset) / kLanes * kLanes; r < rows; r += kLanes) {
+    for (int64_t r = span.first_row(c); r < span.rows_padded; r += kLanes) {
       const vf x = load(scores + at + r);
       const vf s = sigmoid(x);
       const vf y = x * s;
@@ -31,12 +30,12 @@ TURBOGR_OUTLINE inline void silu_scores_backward(float* scores, float* gradient,
       store(gradient + at + r, load(gradient + at + r) * (s + y * (1.0f - s)));
     }
   }
-  clear_unseen(keys, scores, offset);
-  clear_unseen(keys, gradient, offset);
+  clear_unseen(span, scores);
+  clear_unseen(span, gradient);
   if (total == nullptr) return;
-  for (int64_t c = 0; c < keys; ++c) {
+  for (int64_t c = 0; c < span.keys; ++c) {
     const int64_t at = c * kBlock;
-    for (int64_t r = max_of(0, c - offset) / kLanes * kLanes; r < rows; r += kLanes) {
+    for (int64_t r = span.first_row(c); r < span.rows_padded; r += kLanes) {
       store(total + at + r, load(total + at + r) + load(gradient + at + r));
     }
   }

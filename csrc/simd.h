@@ -1,6 +1,6 @@
 // A vector of floats as wide as the instruction set allows, on the vector extensions of GCC and Clang.
 //
-// Intrinsics appear only where the compilers have no portable way to say it. A source that uses this header is the same
+// Intrinsics are used only where the compilers have no portable equivalent. A source that uses this header is the same
 // for every instruction set.
 #pragma once
 
@@ -149,8 +149,8 @@ inline vf sqrt_of(vf x) {
 #endif
 }
 
-// e^x to about 1e-7 relative; the argument is held within -87 and 88, and a NaN gives a finite number (callers multiply
-// by something that carries the NaN on).
+// e^x to about 1e-7 relative; the argument is clamped to -87 ... 88, and a NaN gives a finite number (callers then
+// multiply by, or add, something that is NaN).
 inline vf exp_of(vf x) {
   x = min_of(max_of(x, splat(-87.0f)), splat(88.0f));
   const vf magic = splat(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number in the low bits

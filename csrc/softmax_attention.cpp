@@ -1,4 +1,4 @@
-// Causal softmax attention. The forward keeps a running maximum and sum per row and, in the end, the logarithm of the
+// Softmax attention. The forward keeps a running maximum and sum per row and, in the end, the logarithm of the
 // sum, from which the backward makes the probabilities again.
 
 #include <cmath>
@@ -12,8 +12,10 @@ namespace {
 constexpr float kLowest = -1e30f;  // finite: the difference of two of them is 0, not NaN
 
 // Which lanes of rows [row, row + kLanes) see the key.
-inline vi seen_by(int64_t key, int64_t row, int64_t offset) {
-  return lane_numbers() >= splat(static_cast<int32_t>(max_of(0, min_of(kLanes, key - offset - row))));
+template <bool kMasked>
+inline vi seen_by(int64_t key, int64_t row, const Span& s) {
+  if (kMasked) return s.sees(key, row);
+  return lane_numbers() >= splat(static_cast<int32_t>(max_of(0, min_of(kLanes, key - s.band.upper - row))));
 }
 
 struct Softmax {
@@ -56,32 +58,38 @@ struct Softmax {
 
   void attend(const Span& s, const Shape& shape, const ForwardHead& head, ForwardScratch& scratch) const {
     tile_scores(s.keys, s.rows_padded, shape.d, head.keys, shape.d_padded, head.queries_turned, nullptr, scratch.scores,
-                s.offset);
-    exponentiate(s, scratch.highest + head.slot * kBlock, scratch.sums + head.slot * kBlock, scratch);
+                s.band);
+    float *highest = scratch.highest + head.slot * kBlock, *sums = scratch.sums + head.slot * kBlock;
+    if (s.masked()) {
+      exponentiate<true>(s, highest, sums, scratch);
+    } else {
+      exponentiate<false>(s, highest, sums, scratch);
+    }
     for (int64_t r = 0; r < s.rows; ++r) {
       if (scratch.factors[r] == 1.0f) continue;
       float* row = head.outputs + r * shape.e_padded;
       for (int64_t c = 0; c < shape.e_padded; c += kLanes) store(row + c, load(row + c) * scratch.factors[r]);
     }
     tile_add_by_row(s.keys, s.rows, shape.e_padded, scratch.scores, head.values, shape.e_padded, head.outputs,
-                    shape.e_padded, s.offset);
+                    shape.e_padded, s.band);
   }
 
   // scores -> exp(scale * scores - highest so far), and the factors that bring what was summed before to that level.
-  TURBOGR_OUTLINE void exponentiate(const Span& s, float* highest, float* sums, ForwardScratch& scratch) const {
+  template <bool kMasked>
+  TURBOGR_OUTLINE void exponentiate(Span s, float* highest, float* sums, ForwardScratch& scratch) const {
     for (int64_t r = 0; r < s.rows_padded; r += kLanes) {
-      const int64_t keys = min_of(s.keys, r + kLanes + s.offset);
+      const int64_t first = max_of(0, r + s.band.lower), keys = min_of(s.keys, r + kLanes + s.band.upper);
       const vf before = load(highest + r);
       vf top = before;
-      for (int64_t c = 0; c < keys; ++c) {
+      for (int64_t c = first; c < keys; ++c) {
         const vf x = load(scratch.scores + c * kBlock + r) * scale;
-        top = max_of(seen_by(c, r, s.offset) ? x : splat(kLowest), top);
+        top = max_of(seen_by<kMasked>(c, r, s) ? x : splat(kLowest), top);
       }
       const vf factor = exp_of(before - top);
       vf total = load(sums + r) * factor;
-      for (int64_t c = 0; c < keys; ++c) {
+      for (int64_t c = first; c < keys; ++c) {
         const vf x = load(scratch.scores + c * kBlock + r) * scale - top;
-        const vf e = seen_by(c, r, s.offset) ? exp_of(x) + (x - x) : vf{};  // x - x carries a NaN on
+        const vf e = seen_by<kMasked>(c, r, s) ? exp_of(x) + (x - x) : vf{};  // x - x keeps a NaN
         store(scratch.scores + c * kBlock + r, e);
         total += e;
       }
@@ -89,7 +97,7 @@ struct Softmax {
       store(sums + r, total);
       store(scratch.factors + r, factor);
     }
-    clear_unseen(s.keys, scratch.scores, s.offset);
+    clear_unseen(s, scratch.scores);
   }
 
   void finish(const Span& s, const Shape& shape, const ForwardHead& head, ForwardScratch& scratch) const {
@@ -102,6 +110,7 @@ struct Softmax {
     }
   }
 
+  float query_scale() const { return 1.0f; }
   float grad_scale(int64_t) const { return 1.0f; }
   int64_t num_sums() const { return 0; }
   void begin_task(const AttentionTask&, int64_t, BackwardScratch&) const {}
@@ -125,20 +134,19 @@ struct Softmax {
 
   void attend_backward(const Span& s, const Shape& shape, const BackwardHead& head, BackwardScratch& scratch) const {
     const int64_t dp = shape.d_padded, ep = shape.e_padded;
-    tile_scores(s.keys, s.rows_padded, shape.d, head.keys, dp, head.queries_turned, nullptr, scratch.scores, s.offset);
+    tile_scores(s.keys, s.rows_padded, shape.d, head.keys, dp, head.queries_turned, nullptr, scratch.scores, s.band);
     tile_scores(s.keys, s.rows_padded, shape.e, head.values, ep, head.grads_turned, nullptr, scratch.grad_scores,
-                s.offset);
+                s.band);
     differentiate(s, scratch.log_sums + head.slot * kBlock, scratch.products + head.slot * kBlock, scratch);
-    tile_add_by_key(s.keys, s.rows, ep, scratch.scores, head.grads, ep, head.grad_values, ep, s.offset);
-    tile_add_by_key(s.keys, s.rows, dp, scratch.grad_scores, head.queries, dp, head.grad_keys, dp, s.offset);
-    tile_add_by_row(s.keys, s.rows, dp, scratch.grad_scores, head.keys, dp, head.grad_queries, dp, s.offset);
+    tile_add_by_key(s.keys, s.rows, ep, scratch.scores, head.grads, ep, head.grad_values, ep, s.band);
+    tile_add_by_key(s.keys, s.rows, dp, scratch.grad_scores, head.queries, dp, head.grad_keys, dp, s.band);
+    tile_add_by_row(s.keys, s.rows, dp, scratch.grad_scores, head.keys, dp, head.grad_queries, dp, s.band);
   }
 
   // scores -> probabilities, and their gradients -> gradients of the scores.
-  TURBOGR_OUTLINE void differentiate(const Span& s, const float* sums, const float* products,
-                                     BackwardScratch& scratch) const {
+  TURBOGR_OUTLINE void differentiate(Span s, const float* sums, const float* products, BackwardScratch& scratch) const {
     for (int64_t c = 0; c < s.keys; ++c) {
-      for (int64_t r = max_of(0, c - s.offset) / kLanes * kLanes; r < s.rows_padded; r += kLanes) {
+      for (int64_t r = s.first_row(c); r < s.rows_padded; r += kLanes) {
         const int64_t at = c * kBlock + r;
         const vf x = load(scratch.scores + at) * scale - load(sums + r);
         const vf p = exp_of(x) + (x - x);
@@ -146,8 +154,8 @@ struct Softmax {
         store(scratch.grad_scores + at, p * (load(scratch.grad_scores + at) - load(products + r)) * scale);
       }
     }
-    clear_unseen(s.keys, scratch.scores, s.offset);
-    clear_unseen(s.keys, scratch.grad_scores, s.offset);
+    clear_unseen(s, scratch.scores);
+    clear_unseen(s, scratch.grad_scores);
   }
 
   void finish_tile(const Span&, BackwardScratch&) const {}
@@ -156,31 +164,36 @@ struct Softmax {
 }  // namespace
 
 TURBOGR_KERNEL(softmax_forward)
-(const float* q, const float* k, const float* v, const int64_t* offsets, float* out, float* log_sums,
- int64_t num_sequences, int64_t num_tokens, int64_t heads, int64_t d, int64_t e, int64_t q_stride, int64_t k_stride,
- int64_t v_stride, float scale) {
+(const float* q, const float* k, const float* v, const int64_t* offsets, const int64_t* first, const int64_t* last,
+ float* out, float* log_sums, int64_t num_sequences, int64_t num_tokens, int64_t heads, int64_t d, int64_t e,
+ int64_t q_stride, int64_t k_stride, int64_t v_stride, float scale) {
   const Shape shape(heads, d, e);
-  const AttentionPlan plan(offsets, num_sequences, num_tokens, heads, shape.group, shape.rows_per_task());
+  const Mask mask({first, last}, offsets, num_sequences, num_tokens);
+  if (!mask) return kOutOfMemory;
+  const AttentionPlan plan(mask, offsets, num_sequences, num_tokens, heads, shape.group, shape.rows_per_task());
   if (!plan) return kOutOfMemory;
   const AttentionInputs in{q, k, v, q_stride, k_stride, v_stride};
   const Softmax kind{scale, log_sums, nullptr, nullptr};
-  parallel_tasks(plan.size(), [&](int64_t i) { forward_task(plan[i], shape, in, kind, out); });
+  parallel_tasks(plan.size(), [&](int64_t i) { forward_task(plan[i], shape, in, mask, kind, out); });
   return kOk;
 }
 
 TURBOGR_KERNEL(softmax_backward)
-(const float* grad_out, const float* q, const float* k, const float* v, const int64_t* offsets, const float* out,
- float* log_sums, float* grad_q, float* grad_k, float* grad_v, int64_t num_sequences, int64_t heads, int64_t d,
- int64_t e, int64_t q_stride, int64_t k_stride, int64_t v_stride, float scale) {
+(const float* grad_out, const float* q, const float* k, const float* v, const int64_t* offsets, const int64_t* first,
+ const int64_t* last, const float* out, float* log_sums, float* grad_q, float* grad_k, float* grad_v,
+ int64_t num_sequences, int64_t num_tokens, int64_t heads, int64_t d, int64_t e, int64_t q_stride, int64_t k_stride,
+ int64_t v_stride, float scale) {
   const Shape shape(heads, d, e);
-  const AttentionPlan plan(offsets, num_sequences, heads, shape.group);
+  const Mask mask({first, last}, offsets, num_sequences, num_tokens);
+  if (!mask) return kOutOfMemory;
+  const AttentionPlan plan(mask, offsets, num_sequences, heads, shape.group);
   if (!plan) return kOutOfMemory;
   Buffer<float> partial_q(plan.partial_rows * heads * d);
   if (!partial_q) return kOutOfMemory;
   const AttentionInputs in{q, k, v, q_stride, k_stride, v_stride};
   const AttentionGradients grads{grad_out, grad_q, grad_k, grad_v, heads * d, heads * d, heads * e, partial_q.data()};
   const Softmax kind{scale, log_sums, out, grad_out};
-  parallel_tasks(plan.size(), [&](int64_t i) { backward_task(plan[i], i, shape, in, grads, kind); });
+  parallel_tasks(plan.size(), [&](int64_t i) { backward_task(plan[i], i, shape, in, grads, mask, kind); });
   add_partial_queries(plan, shape, grads);
   return kOk;
 }

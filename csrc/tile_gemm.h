@@ -1,12 +1,12 @@
-// Products of small matrices that lie in cache, for attention: every operand is a row-major tile in scratch memory.
+// Products of small matrices that are in cache, for attention: every operand is a row-major tile in scratch memory.
 //
 // Attention keeps a tile of scores transposed, scores[key][row], rows along the lanes. Then nothing of the keys' side
 // needs transposing, and all five products of forward and backward are of two kinds: A as stored, or A transposed. Both
 // read A one number at a time and B one vector at a time, so one micro-kernel serves them.
 //
-// Number of rows of an output is rounded up to kTileRows: scratch must have room for that, and what stands in the
-// surplus is of no consequence. A causal offset says which scores exist: key c is seen by row r when c <= r + offset;
-// products skip the micro-tiles that lie wholly in the unseen part, and the rest of that part must hold zeros.
+// Number of rows of an output is rounded up to kTileRows: scratch must have room for that, and the surplus
+// is never used. A band of diagonals says where scores may exist; products skip the micro-tiles that are
+// wholly outside of it. Other elements that do not exist must be zero.
 #pragma once
 
 #include "simd.h"
@@ -31,6 +31,14 @@ static_assert(kBlock % kTileRows == 0 && kBlock % kLanes == 0, "blocks must hold
 // Rows of a block are padded to whole groups.
 constexpr int64_t kGroup = 16;
 static_assert(kGroup % kLanes == 0 && kBlock % kGroup == 0, "groups must hold whole vectors and fill a block");
+
+// Key c of a tile may be seen by row r only if r + lower <= c <= r + upper. Causal attention has no lower bound.
+struct Band {
+  int64_t upper, lower;
+
+  Band(int64_t upper_diagonal, int64_t lower_diagonal = -(int64_t(1) << 62))
+      : upper(upper_diagonal), lower(lower_diagonal) {}
+};
 
 // c[i][v] = start[i][v] + (sum over k in [k_begin, k_end) of a(i, k) * b[k][v]), for Rows x Vectors of c; a
 // null start counts as zeros. Adding the start last keeps the error of long sums down.
@@ -71,11 +79,11 @@ inline void micro_tile(int64_t k_begin, int64_t k_end, const float* a, int64_t l
 // scores[key][row] = start[key][row] + sum_k a[key][k] * b[k][row]; `start` may be null. `rows` is a multiple of
 // kLanes.
 TURBOGR_OUTLINE inline void tile_scores(int64_t keys, int64_t rows, int64_t depth, const float* a, int64_t lda,
-                                        const float* b, const float* start, float* scores, int64_t offset) {
+                                        const float* b, const float* start, float* scores, Band band) {
   for (int64_t n = 0; n < rows; n += kTileColumns) {
     const bool wide = n + kTileColumns <= rows;
-    const int64_t seen = min_of(keys, n + (wide ? kTileColumns : kLanes) + offset);
-    for (int64_t m = 0; m < seen; m += kTileRows) {
+    const int64_t seen = min_of(keys, n + (wide ? kTileColumns : kLanes) + band.upper);
+    for (int64_t m = max_of(0, n + band.lower) / kTileRows * kTileRows; m < seen; m += kTileRows) {
       const float* from = start ? start + m * kBlock + n : nullptr;
       float* to = scores + m * kBlock + n;
       if (wide) {
@@ -89,45 +97,45 @@ TURBOGR_OUTLINE inline void tile_scores(int64_t keys, int64_t rows, int64_t dept
 
 // out[row][n] += sum over keys seen by the row of scores[key][row] * b[key][n]; `width` is a multiple of kLanes.
 TURBOGR_OUTLINE inline void tile_add_by_row(int64_t keys, int64_t rows, int64_t width, const float* scores,
-                                            const float* b, int64_t ldb, float* out, int64_t ldo, int64_t offset) {
+                                            const float* b, int64_t ldb, float* out, int64_t ldo, Band band) {
   int64_t n = 0;
   for (; n + kTileColumns <= width; n += kTileColumns) {
     for (int64_t m = 0; m < rows; m += kTileRows) {
-      const int64_t seen = min_of(keys, m + kTileRows + offset);
+      const int64_t first = max_of(0, m + band.lower), seen = min_of(keys, m + kTileRows + band.upper);
       float* c = out + m * ldo + n;
-      micro_tile<kTileRows, kTileVectors, true>(0, seen, scores + m, kBlock, b + n, ldb, c, ldo, c, ldo);
+      micro_tile<kTileRows, kTileVectors, true>(first, seen, scores + m, kBlock, b + n, ldb, c, ldo, c, ldo);
     }
   }
   if (n < width) {
     for (int64_t m = 0; m < rows; m += kTileRows) {
-      const int64_t seen = min_of(keys, m + kTileRows + offset);
+      const int64_t first = max_of(0, m + band.lower), seen = min_of(keys, m + kTileRows + band.upper);
       float* c = out + m * ldo + n;
-      micro_tile<kTileRows, 1, true>(0, seen, scores + m, kBlock, b + n, ldb, c, ldo, c, ldo);
+      micro_tile<kTileRows, 1, true>(first, seen, scores + m, kBlock, b + n, ldb, c, ldo, c, ldo);
     }
   }
 }
 
 // out[key][n] += sum over rows that see the key of scores[key][row] * b[row][n]; `width` is a multiple of kLanes.
 TURBOGR_OUTLINE inline void tile_add_by_key(int64_t keys, int64_t rows, int64_t width, const float* scores,
-                                            const float* b, int64_t ldb, float* out, int64_t ldo, int64_t offset) {
+                                            const float* b, int64_t ldb, float* out, int64_t ldo, Band band) {
   int64_t n = 0;
   for (; n + kTileColumns <= width; n += kTileColumns) {
     for (int64_t m = 0; m < keys; m += kTileRows) {
-      const int64_t first = max_of(0, m - offset);
+      const int64_t first = max_of(0, m - band.upper), end = min_of(rows, m + kTileRows - band.lower);
       float* c = out + m * ldo + n;
-      micro_tile<kTileRows, kTileVectors, false>(first, rows, scores + m * kBlock, kBlock, b + n, ldb, c, ldo, c, ldo);
+      micro_tile<kTileRows, kTileVectors, false>(first, end, scores + m * kBlock, kBlock, b + n, ldb, c, ldo, c, ldo);
     }
   }
   if (n < width) {
     for (int64_t m = 0; m < keys; m += kTileRows) {
-      const int64_t first = max_of(0, m - offset);
+      const int64_t first = max_of(0, m - band.upper), end = min_of(rows, m + kTileRows - band.lower);
       float* c = out + m * ldo + n;
-      micro_tile<kTileRows, 1, false>(first, rows, scores + m * kBlock, kBlock, b + n, ldb, c, ldo, c, ldo);
+      micro_tile<kTileRows, 1, false>(first, end, scores + m * kBlock, kBlock, b + n, ldb, c, ldo, c, ldo);
     }
   }
 }
 
-// Writes zeros to scores[key][row] for the rows that do not see the key.
+// Writes zeros to scores[key][row] for the rows that do not see the key, in causal attention: c > r + offset.
 inline void clear_unseen(int64_t keys, float* scores, int64_t offset) {
   for (int64_t c = max_of(0, offset + 1); c < keys; ++c) {
     std::memset(scores + c * kBlock, 0, static_cast<size_t>(min_of(kBlock, c - offset)) * sizeof(float));

@@ -2,7 +2,7 @@
 
 It goes by the name of "meta", the one device besides the CPU that every build of PyTorch can run autograd on.
 Operations on both memories at once raise, but for copies between them and for single numbers of the host. `MEMORY`
-counts the bytes that are on it; `SimulatedEngine` is its engine for copies.
+counts the bytes that are on it; `SimulatedCopies` is its stream for copies, `SimulatedStream` that of a worker thread.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -111,7 +112,7 @@ class SimulatedDevice(TorchDispatchMode):
         return _run(func, args, kwargs or {})
 
 
-class SimulatedEngine:
+class SimulatedCopies:
     """Copies are made when they are waited for; counts them and the bytes that pass through pinned memory."""
 
     posts = 0
@@ -123,20 +124,33 @@ class SimulatedEngine:
 
     def pinned(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         room = torch.zeros(shape, dtype=dtype)
-        SimulatedEngine.pinned_bytes += room.nbytes
+        SimulatedCopies.pinned_bytes += room.nbytes
         return room.fill_(float("nan")) if dtype.is_floating_point else room
 
-    def mark(self) -> None:
+    def record_caller(self) -> None:
         return None
 
-    def follow(self, mark: None) -> None:
+    def wait_event(self, event: None) -> None:
         pass
 
     def post(self, work: Callable[[], object]) -> None:
-        SimulatedEngine.posts += 1
+        SimulatedCopies.posts += 1
         self._posted.append(work)
 
-    def finish(self) -> None:
+    def synchronize(self) -> None:
         with SimulatedDevice():
             while self._posted:
                 self._posted.pop(0)()
+
+
+class SimulatedStream:
+    """The stream of a worker thread, which knows the simulated device too."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def active(self) -> SimulatedDevice | nullcontext[None]:
+        return SimulatedDevice() if self.device == DEVICE else nullcontext()
+
+    def record(self) -> None:
+        return None

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from turbogr.data.store import Manifest, Store, StoreWriter
+from turbogr.data.store import Manifest, Store
+from turbogr.data.store_writer import StoreWriter
 
 
 def write_store(

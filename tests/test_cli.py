@@ -21,7 +21,7 @@ from turbogr.errors import Note, UserError
 
 @pytest.fixture
 def command(monkeypatch):
-    """Put a function in the place of `turbogr doctor`."""
+    """Use a function in place of `turbogr doctor`."""
 
     def install(run):
         module = types.ModuleType("turbogr.commands.doctor")
@@ -48,7 +48,7 @@ def turbogr_process(*arguments, **options):
     return subprocess.run([sys.executable, "-m", "turbogr", *arguments], capture_output=True, text=True, **options)
 
 
-def test_alone_it_prints_help(capsys):
+def test_without_arguments_it_prints_help(capsys):
     assert cli.main([]) == 0
     shown = capsys.readouterr().out
     assert all(f"    {name}" in shown for name in cli.COMMANDS)
@@ -78,7 +78,7 @@ def test_python_m_and_the_script_are_the_same():
 
 def test_every_command_module_is_listed():
     folder = Path(cli.__file__).parent / "commands"
-    assert {path.stem for path in folder.glob("*.py")} - {"__init__"} == set(cli.COMMANDS)
+    assert {path.stem for path in folder.glob("[!_]*.py")} == set(cli.COMMANDS)
 
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
@@ -110,19 +110,19 @@ def test_a_mistyped_command_line(command, capsys, arguments, sentence):
     assert err.count("\n") == 1
 
 
-def test_the_status_of_the_command_is_ours(command):
+def test_the_exit_status_is_that_of_the_command(command):
     command(lambda args: 1)
     assert cli.main(["doctor"]) == 1
 
 
-def test_a_mistake_of_the_user_is_one_line(command, capsys, monkeypatch):
+def test_a_user_error_is_one_line(command, capsys, monkeypatch):
     monkeypatch.delenv("TURBOGR_TRACEBACK", raising=False)
     command(raising(UserError("no column 'usr'.\n Did you mean 'user'?")))
     assert cli.main(["doctor"]) == 2
     assert capsys.readouterr().err == "turbogr: error: no column 'usr'. Did you mean 'user'?\n"
 
 
-def test_the_traceback_can_be_asked_for(command, capsys, monkeypatch):
+def test_the_traceback_can_be_requested(command, capsys, monkeypatch):
     monkeypatch.setenv("TURBOGR_TRACEBACK", "1")
     command(raising(UserError("no")))
     assert cli.main(["doctor"]) == 2
@@ -146,7 +146,7 @@ def test_a_bug_of_ours_keeps_its_traceback(command):
         (errno.ENOTDIR, "out/items.bin: a part of the path is a file"),
     ],
 )
-def test_the_file_system_refuses(command, capsys, number, words):
+def test_a_file_system_error_is_one_sentence(command, capsys, number, words):
     command(raising(OSError(number, os.strerror(number), "out/items.bin")))
     assert cli.main(["doctor"]) == 2
     assert capsys.readouterr().err.startswith(f"turbogr: error: {words}")
@@ -204,7 +204,7 @@ def add_parser(subparsers):
 
 @pytest.fixture
 def command_file(tmp_path, monkeypatch):
-    """Put a module file in the place of `turbogr doctor`, and `swallowing`, which stops us while it is imported."""
+    """Use a module file in place of `turbogr doctor`; importing its module `swallowing` sends a signal and hides it."""
 
     def install(name, text):
         (tmp_path / "swallowing.py").write_text(SWALLOWS.format(name=name))
@@ -237,11 +237,11 @@ def test_a_signal_that_an_import_swallows_still_stops_us(command_file, capsys, n
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
 
 
-def test_a_signal_during_an_import_reaches_the_handler_that_came_after_it(command_file):
+def test_a_signal_during_an_import_reaches_the_handler_installed_later(command_file):
     text = """
 def run(args):
     import time
-    from turbogr.train.stopping import StopRequest
+    from turbogr.training.stopping import StopRequest
     import swallowing
     with StopRequest() as stop:
         for _ in range(200):
@@ -250,7 +250,7 @@ def run(args):
             time.sleep(0.01)
     return 0
 """
-    importlib.import_module("turbogr.train.stopping")
+    importlib.import_module("turbogr.training.stopping")
     command_file("SIGINT", text)
     assert cli.main(["doctor"]) == 77
 
@@ -268,7 +268,7 @@ def test_an_ignored_signal_stays_ignored(command):
         signal.signal(signal.SIGINT, before)
 
 
-def test_a_reader_that_leaves_is_no_error():
+def test_a_closed_pipe_is_not_an_error():
     code = (
         "import sys\nfrom turbogr import cli\n"
         "cli._run = lambda *ignored: [print('x' * 1000) for _ in range(10000)] and 0\n"
@@ -277,9 +277,9 @@ def test_a_reader_that_leaves_is_no_error():
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         process.stdout.readline()
         process.stdout.close()
-        complaint = process.stderr.read()
+        printed = process.stderr.read()
         assert process.wait(timeout=60) == 141
-    assert complaint == b""
+    assert printed == b""
 
 
 def test_our_warnings_are_sentences_and_others_keep_their_form(command, capsys):
@@ -295,5 +295,5 @@ def test_our_warnings_are_sentences_and_others_keep_their_form(command, capsys):
         # pytest records warnings by replacing showwarning; the interpreter's own prints them
         warnings.showwarning = lambda message, *rest: print(f"library: {message}", file=sys.stderr)
         assert cli.main(["doctor"]) == 0
-    told = "turbogr: warning: kernels are not built\nturbogr: note: the usual split\nlibrary: of a library\n"
-    assert capsys.readouterr().err == told
+    expected = "turbogr: warning: kernels are not built\nturbogr: note: the usual split\nlibrary: of a library\n"
+    assert capsys.readouterr().err == expected

@@ -15,9 +15,12 @@ from turbogr.config import (
     MAX_TIME_BUCKETS,
     Config,
     EvaluateConfig,
+    FeatureConfig,
     OptimizerConfig,
+    TableConfig,
     TrainConfig,
     dump_config,
+    flat_config,
     load_config,
     parse,
     resolve,
@@ -68,7 +71,7 @@ def test_values_arrive_where_they_belong(recipe):
         ("optimizer: {betas: [0.9, 1.0]}", ["optimizer.betas", "[0, 1)"]),
         ("model: {name: hsut}", ["'hsut'", "'hstu'"]),
         ("model: {name: [hstu]}", ["name", "hstu"]),
-        ("model: {name: null}", ["name", "hstu"]),
+        ("model: {name: null}", ["name takes text"]),
         ("model: {dropout: null}", ["dropout takes a number"]),
         ("model: 3", ["model", "mapping"]),
         ("[1, 2]", ["mapping"]),
@@ -86,6 +89,23 @@ def test_values_arrive_where_they_belong(recipe):
         ("parallel: {speeds: [1, 0]}", ["parallel.speeds", "positive"]),
         ("evaluate: {metric: ndgc@10}", ["'ndgc@10'", "'ndcg@10'"]),
         ("evaluate: {ks: []}", ["evaluate.ks"]),
+        ("evaluate: {metrics: [mean-rank]}", ["evaluate.metrics is 'mean-rank'", "--plugins"]),
+        ("task: retreival", ["task is 'retreival'", "'retrieval'"]),
+        ("model: {mask: casual}", ["model.mask is 'casual'", "'causal'"]),
+        ("loss: {name: sampled_softmax}", ["loss.name is 'sampled_softmax'", "'sampled-softmax'"]),
+        ("{loss: {name: gbce}, gbce: {t: 1.5}}", ["gbce.t must be between 0", "got 1.5"]),
+        ("{loss: {name: bce}, gbce: {t: 0.5}}", ["gbce"]),
+        ("train: {backend: gpu}", ["train.backend is 'gpu'", "auto, cpu, reference"]),
+        ("plugins: my_block.py", ["plugins takes a list"]),
+        ("hstu: {size: 3}", ["the block 'hstu' has no section of its own"]),
+        ("sasrec: {size: 3}", ["the block 'sasrec' has no section of its own"]),
+        ("options: {}", ["unknown key 'options'"]),
+        ("tables: {item: {dims: 3}}", ["unknown key 'dims'", "tables.item", "'dim'"]),
+        ("tables: {item: {dim: 0}}", ["tables.item.dim must be positive"]),
+        ("tables: {item: 3}", ["tables.item must be a mapping"]),
+        ("tables: {1: {dim: 3}}", ["takes names as keys, got 1"]),
+        ("tables: [item]", ["tables must be a mapping"]),
+        ("features: {genre: {tables: genre}}", ["unknown key 'tables'", "features.genre", "'table'"]),
         ("train: {epochs: -1}", ["train.epochs must be positive"]),
         ("model: {dim: 3", ["not valid YAML"]),
     ],
@@ -113,6 +133,22 @@ def test_a_recipe_that_cannot_be_read(tmp_path):
         load_config(tmp_path / "binary.yaml")
 
 
+def test_tables_and_features_go_by_names_of_the_user(recipe):
+    text = (
+        "tables: {item: {dim: 8}, tag: {rows: 9, optimizer: adagrad, lr: 1e-2}}\nfeatures: {genre: {table: tag}, tag: }"
+    )
+    config = load_config(recipe(text), ["tables.tag.dim=4"])
+    assert config.tables == {"item": TableConfig(dim=8), "tag": TableConfig(9, 4, "adagrad", 0.01)}
+    assert config.features == {"genre": FeatureConfig(table="tag"), "tag": FeatureConfig()}
+    assert load_config(recipe(dump_config(config))) == config
+
+
+def test_settings_by_their_keys(recipe):
+    flat = flat_config(load_config(recipe("tables: {item: {dim: 8}}\ntrain: {epochs: 3}")))
+    assert (flat["task"], flat["tables.item.dim"], flat["train.epochs"]) == ("retrieval", 8, 3)
+    assert "options" not in flat and "model" not in flat
+
+
 def test_overrides_win_and_the_last_one_most(recipe):
     path = recipe("train: {epochs: 3}\n")
     config = load_config(path, ["train.epochs=4", "optimizer.lr=3e-4", "train.epochs=5", "evaluate.ks=[5, 10]"])
@@ -132,7 +168,7 @@ def test_overrides_win_and_the_last_one_most(recipe):
         ("trian.epochs=3", "'train'"),
         ("epochs=3", "unknown key 'epochs'"),
         ("train.epochs.more=3", "'epochs' is a value, not a section"),
-        ("train.epochs=[", "cannot read the value"),
+        ("train.epochs=[", "cannot read the value '['"),
         ("train=3", "mapping"),
     ],
 )
@@ -144,6 +180,10 @@ def test_a_bad_override_says_so(recipe, override, words):
 
 def _values(hint):
     """Values that a field of this type may take, before the checks of ranges."""
+    if dataclasses.is_dataclass(hint):
+        return st.builds(hint, **{key: _values(value) for key, value in typing.get_type_hints(hint).items()})
+    if typing.get_origin(hint) is dict:
+        return st.dictionaries(_values(str), _values(typing.get_args(hint)[1]), max_size=3)
     if typing.get_origin(hint) is typing.Literal:
         return st.sampled_from(typing.get_args(hint))
     options = [a for a in typing.get_args(hint) if a is not type(None)]
@@ -161,11 +201,10 @@ def _values(hint):
 
 
 def _configs():
-    sections = {}
-    for name, cls in typing.get_type_hints(Config).items():
-        fields = {key: _values(hint) for key, hint in typing.get_type_hints(cls).items()}
-        sections[name] = st.builds(cls, **fields)
-    return st.builds(Config, **sections)
+    hints = typing.get_type_hints(Config)
+    return st.builds(
+        Config, **{f.name: _values(hints[f.name]) for f in dataclasses.fields(Config) if not f.metadata.get("derived")}
+    )
 
 
 @given(_configs())

@@ -29,25 +29,25 @@ def test_every_operator_is_served_and_shown(facts):
     assert "50.0 GFLOP/s" in shown
 
 
-def test_a_precision_that_dies_is_told_and_does_not_take_us_with_it(monkeypatch):
+def test_a_precision_that_crashes_is_reported_and_does_not_crash_us(monkeypatch):
     monkeypatch.setattr(machine, "_GEMM_SIZES", (64,))
     monkeypatch.setattr(machine, "_GEMM_SECONDS", 0.01)
     monkeypatch.setattr(machine, "_CHILD", "import os, signal; os.kill(os.getpid(), signal.SIGILL)")
     facts = doctor.examine()
     assert "flops" in facts["gemm_peak"]["float32"]
     assert "SIGILL" in facts["gemm_peak"]["bfloat16"]["fault"]
-    assert any("SIGILL; do not compute in bfloat16" in trouble for trouble in facts["warnings"])
+    assert any("SIGILL; do not compute in bfloat16" in problem for problem in facts["warnings"])
     assert "SIGILL" in doctor.describe(facts)
 
 
-def test_a_healthy_machine_has_nothing_to_mend(facts):
+def test_a_healthy_machine_has_nothing_to_fix(facts):
     facts["machine"].update(threads=2, cores=2)
     facts["operators"] = [{"operator": "embed", "backend": "cpu", "why": "the fastest"}]
     facts["disk"]["free_bytes"] = 100e9
     facts["memory"]["available_bytes"] = 20e9
-    assert doctor.find_troubles(facts) == []
+    assert doctor.find_problems(facts) == []
     facts["warnings"] = []
-    assert doctor.describe(facts).endswith("Nothing to mend.")
+    assert doctor.describe(facts).endswith("Nothing to fix.")
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_a_healthy_machine_has_nothing_to_mend(facts):
         ),
     ],
 )
-def test_each_trouble_comes_with_its_remedy(facts, change, words):
+def test_each_problem_comes_with_its_remedy(facts, change, words):
     facts["machine"].update(threads=2, cores=2)
     facts["operators"] = [{"operator": "embed", "backend": "cpu", "why": "the fastest"}]
     facts["disk"]["free_bytes"], facts["memory"]["available_bytes"] = 100e9, 20e9
@@ -79,16 +79,16 @@ def test_each_trouble_comes_with_its_remedy(facts, change, words):
             facts[key].update(value)
         else:
             facts[key] = value
-    (trouble,) = doctor.find_troubles(facts)
-    assert all(word in trouble for word in words)
+    (problem,) = doctor.find_problems(facts)
+    assert all(word in problem for word in words)
 
 
 def test_a_precision_of_its_own_speed_is_not_called_emulated(facts):
     facts["gemm_peak"]["bfloat16"] = {"flops": 1e10}
-    facts["gemm_peak"]["float16"] = {"fault": "it died"}
-    assert not any("emulated" in trouble for trouble in doctor.find_troubles(facts))
+    facts["gemm_peak"]["float16"] = {"fault": "it crashed"}
+    assert not any("emulated" in problem for problem in doctor.find_problems(facts))
     facts["gemm_peak"] = {}
-    assert not any("emulated" in trouble for trouble in doctor.find_troubles(facts))
+    assert not any("emulated" in problem for problem in doctor.find_problems(facts))
 
 
 def test_no_compiler(monkeypatch, tmp_path):
@@ -97,7 +97,7 @@ def test_no_compiler(monkeypatch, tmp_path):
     assert doctor.compiler() is None
 
 
-def test_the_compiler_that_is_asked_for(monkeypatch, tmp_path):
+def test_the_compiler_that_is_configured(monkeypatch, tmp_path):
     tool = tmp_path / "my-c++"
     tool.write_text("#!/bin/sh\n")
     tool.chmod(0o755)
@@ -120,4 +120,4 @@ def test_the_command_writes_the_same_facts(tmp_path, capsys):
 
 def test_the_command_refuses_a_missing_folder_before_measuring(tmp_path, capsys):
     assert cli.main(["doctor", "--json", str(tmp_path / "no" / "facts.json")]) == 2
-    assert "no does not exist; make it" in capsys.readouterr().err
+    assert "no does not exist; create it" in capsys.readouterr().err

@@ -50,13 +50,13 @@ def test_growing_stops_where_a_precision_is_emulated(monkeypatch):
     assert sizes == [256]
 
 
-def test_a_low_precision_probe_that_dies_does_not_take_us_with_it(monkeypatch):
+def test_a_low_precision_probe_that_crashes_does_not_crash_us(monkeypatch):
     monkeypatch.setattr(machine, "_CHILD", "import os, signal; os.kill(os.getpid(), signal.SIGILL)")
     with pytest.raises(machine.GemmUnavailable, match=r"bfloat16.*SIGILL"):
         machine.gemm_peak(torch.bfloat16)
 
 
-def test_a_probe_that_hangs_is_given_up(monkeypatch):
+def test_a_probe_that_hangs_is_abandoned(monkeypatch):
     monkeypatch.setattr(machine, "_CHILD", "import time; time.sleep(60)")
     start = time.monotonic()
     with pytest.raises(machine.GemmUnavailable, match="did not finish"):
@@ -95,9 +95,9 @@ def test_a_precision_that_works_has_no_fault(monkeypatch):
 
 
 @pytest.mark.usefixtures("_fresh_faults")
-def test_a_precision_that_dies_is_known_before_it_is_used_and_tried_once(monkeypatch):
+def test_a_precision_that_crashes_is_known_before_it_is_used_and_tried_once(monkeypatch):
     monkeypatch.setattr(machine, "_PROBE", "import os, signal; os.kill(os.getpid(), signal.SIGILL)")
-    assert "bfloat16 matrix product died with SIGILL" in machine.matmul_fault(torch.bfloat16)
+    assert "bfloat16 matrix product crashed with SIGILL" in machine.matmul_fault(torch.bfloat16)
     monkeypatch.setattr(machine, "_PROBE", "raise AssertionError('tried again')")
     assert "SIGILL" in machine.matmul_fault(torch.bfloat16)
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from turbogr.random import (
+    GOLDEN64,
     Dropout,
     apply_dropout,
     derive_seed,
     dropout_threshold,
+    mix64,
     random_integers,
     random_words,
 )
@@ -27,6 +30,7 @@ KNOWN_WORDS = [
     [2081536981, 2787481668, 3153338056],
 ]
 KNOWN_INTEGERS = [[906, 167, 935, 295], [499, 523, 301, 97], [38, 72, 427, 950]]
+SPLITMIX64 = [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]  # published outputs for the seed 0
 KNOWN_SEEDS = [8147104208329303767, 6017775124710473527, 3851293329796251419, 8225061522723568047]
 
 
@@ -61,6 +65,14 @@ def test_words_never_change():
 
 def test_integers_never_change():
     assert random_integers(torch.tensor([0, 1, 12345]), 42, 4, 1000).tolist() == KNOWN_INTEGERS
+
+
+def test_mix64_is_the_finaliser_of_splitmix64():
+    states = [k * GOLDEN64 % 2**64 for k in (1, 2, 3)]
+    assert [mix64(state) for state in states] == SPLITMIX64
+    mixed = mix64(np.array(states, np.uint64))
+    assert mixed.dtype == np.uint64
+    assert mixed.tolist() == SPLITMIX64
 
 
 def test_seeds_never_change():

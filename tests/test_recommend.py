@@ -4,7 +4,7 @@ import datetime
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -30,6 +30,8 @@ class TimeEncoder:
         generator = torch.Generator().manual_seed(5)
         self.matrix = F.normalize(torch.randn(num_items, 8, generator=generator), dim=1)
         self.batches: list[Batch] = []
+
+    columns: ClassVar[dict[str, str]] = {}
 
     @property
     def num_items(self) -> int:
@@ -64,9 +66,9 @@ def history_of(recommender: Recommender, user: int) -> list[tuple[str, int]]:
 def lists_of(recommender: Recommender, **options: Any) -> dict[int, list[tuple[str, float]]]:
     lists: dict[int, list[tuple[str, float]]] = {}
     for some in recommender.recommend_users(**options):
-        for user, item, rank, score in zip(some.user_ids, some.item_ids, some.ranks, some.scores, strict=True):
+        for user, item, position, score in zip(some.user_ids, some.item_ids, some.positions, some.scores, strict=True):
             lists.setdefault(int(user), []).append((item, float(score)))
-            assert len(lists[int(user)]) == rank
+            assert len(lists[int(user)]) == position
     return lists
 
 
@@ -186,7 +188,7 @@ def test_without_a_known_item_popularity_steps_in_and_says_so(recommender: Recom
         ([[("item-001", 1_700_000_000_000)]], "not another unit"),
     ],
 )
-def test_histories_that_cannot_be_read_are_told(recommender: Recommender, histories: Any, message: str) -> None:
+def test_histories_that_cannot_be_read_are_refused(recommender: Recommender, histories: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
         recommender.recommend(histories)
 
@@ -201,7 +203,7 @@ def test_positions_need_no_times(tmp_path: Path) -> None:
     assert lists_of(recommender, k=2)[100] == found
 
 
-def test_chosen_users_keep_their_order_and_unknown_ones_are_told(recommender: Recommender) -> None:
+def test_chosen_users_keep_their_order_and_unknown_ones_are_reported(recommender: Recommender) -> None:
     everyone = lists_of(recommender, k=3)
     chosen = lists_of(recommender, user_ids=[140, "101", 120], k=3)
     assert list(chosen) == [140, 101, 120]

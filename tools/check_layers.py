@@ -1,18 +1,24 @@
-"""Check that every module imports only from modules that stand above it in ARCHITECTURE.md's list.
+"""Check the structure of the package: the order of imports, and the names of modules.
 
-`make lint` runs it. The list is the block that starts at `turbogr/`; an entry is a file (`jagged.py`) or a package
-(`ops/`), and imports within a package are free. The root package itself (`from turbogr import __version__`) may be
-imported by all; as the public face it may name anything.
+`make lint` runs it.
+
+- Every module imports only from modules that stand above it in the list of ARCHITECTURE.md. The list is the block that
+  starts at `turbogr/`; an entry is a file (`jagged.py`) or a package (`ops/`), and imports within a package are free.
+  The root package itself (`from turbogr import __version__`) may be imported by all, and may import anything.
+- No two modules have the same file name. A command, an operator's backend or a benchmark may have the name of what
+  it serves.
 """
 
 from __future__ import annotations
 
 import ast
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
 PACKAGE = "turbogr"
+MAY_SHARE_NAMES = ("ops", "commands", "bench")
 
 
 def read_layers(text: str) -> list[str]:
@@ -40,7 +46,7 @@ def read_layers(text: str) -> list[str]:
 def imported_layers(source: str, module: list[str], known: set[str]) -> Iterator[tuple[int, str]]:
     """Yield (line, layer) for every import of a module of the package, relative ones included.
 
-    `module` is the importing package's path, e.g. ["turbogr", "ops"]; `known` are the names that are modules.
+    `module` is the importing package's path, e.g. ["turbogr", "ops"]; `known` are the names of all layers.
     """
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
@@ -58,21 +64,30 @@ def imported_layers(source: str, module: list[str], known: set[str]) -> Iterator
 
 
 def find_violations(root: Path) -> list[str]:
-    """Return a line for every import that goes up the list and every module that the list lacks."""
+    """Return a line for every import against the order, every module that is not in the list, and every shared name."""
     layers = read_layers((root / "ARCHITECTURE.md").read_text(encoding="utf-8"))
-    rank = {name: place for place, name in enumerate(layers)}
+    position = {name: index for index, name in enumerate(layers)}
     files = sorted((root / PACKAGE).rglob("*.py"))
     owners = {path: path.relative_to(root / PACKAGE).with_suffix("").parts[0] for path in files}
     known = {owner for owner in owners.values() if not owner.startswith("__")}
-    problems = [f"ARCHITECTURE.md: {PACKAGE}/{name} is not in the list" for name in sorted(known - rank.keys())]
+    problems = [f"ARCHITECTURE.md: {PACKAGE}/{name} is not in the list" for name in sorted(known - position.keys())]
     for path, owner in owners.items():
-        if owner not in rank:
+        if owner not in position:
             continue
         module = list(path.relative_to(root).parent.parts)
         for line, layer in imported_layers(path.read_text(encoding="utf-8"), module, known):
-            if layer != owner and rank.get(layer, -1) > rank[owner]:
+            if layer != owner and position.get(layer, -1) > position[owner]:
                 problems.append(f"{path.relative_to(root)}:{line}: '{owner}' stands above '{layer}' and imports it")
-    return problems
+    return problems + shared_names(root)
+
+
+def shared_names(root: Path) -> list[str]:
+    """Return a line for every file name that two modules have, except those that may share one."""
+    paths = defaultdict(list)
+    for path in sorted((root / PACKAGE).rglob("*.py")):
+        if path.name != "__init__.py" and path.relative_to(root / PACKAGE).parts[0] not in MAY_SHARE_NAMES:
+            paths[path.name].append(str(path.relative_to(root)))
+    return [f"{', '.join(same)}: modules with the same name; rename one" for same in paths.values() if len(same) > 1]
 
 
 def main(root: Path) -> int:

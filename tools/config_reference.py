@@ -8,16 +8,18 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import typing
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from turbogr import plugins
 from turbogr.config import Config
 
 TARGET = Path(__file__).parent.parent / "docs" / "guide" / "config.md"
 
 _HEAD = """# Config reference
 
-<!-- written by tools/config_reference.py; change turbogr/config.py and run `make format` -->
+<!-- written by tools/config_reference.py; change turbogr/config/schema.py and run `make format` -->
 
 A recipe is a YAML file with these sections, all of them optional. `--set section.key=value` on the command line wins
 over the file, e.g. `--set train.epochs=5`; an empty value (`--set train.epochs=`) unsets. Unknown keys and values of
@@ -25,27 +27,79 @@ the wrong type are errors. What is unset and follows from the data is filled in 
 which `turbogr train RUN/config.yaml --data DIR --out RUN2` starts the same run again.
 """
 
+_TOP = """## plugins, task
+
+`plugins` are modules, or files relative to the recipe, that register components. `task` says what is learnt. Both stand
+at top level, beside the sections.
+"""
+
+_WITH_SECTIONS = ("task", "block", "mask", "loss", "sampler", "metric")
+
+_OPTIONS = """## Sections of components
+
+A component that has settings of its own takes them from a section of its name, when it is chosen.
+"""
+
 
 def reference() -> str:
     """Return the page."""
+    hints = typing.get_type_hints(Config)
+    fields = [field for field in dataclasses.fields(Config) if not field.metadata.get("derived")]
+    plain = [field for field in fields if _section_class(hints[field.name]) is None]
+    top = "\n".join([_TOP, *_table("", Config, [field.name for field in plain])])
     sections = []
-    for name, cls in typing.get_type_hints(Config).items():
-        lines = [f"## {name}", "", inspect.getdoc(cls) or "", "", "| key | takes | default |", "|---|---|---|"]
-        hints = typing.get_type_hints(cls)
-        for field in dataclasses.fields(cls):
-            lines.append(f"| `{name}.{field.name}` | {_takes(hints[field.name])} | {_default(field.default)} |")
-        sections.append("\n".join(lines))
-    return "\n\n".join([_HEAD.rstrip(), *sections]) + "\n"
+    for field in fields:
+        cls = _section_class(hints[field.name])
+        if cls is not None:
+            named = typing.get_origin(hints[field.name]) is dict
+            title = f"{field.name}.NAME" if named else field.name
+            sections.append(_section(title, f"{title}.", cls))
+    return "\n\n".join([_HEAD.rstrip(), top, *sections, *_option_sections()]) + "\n"
 
 
-def _takes(hint: Any) -> str:
+def _section(title: str, prefix: str, cls: type) -> str:
+    return "\n".join([f"## {title}", "", inspect.getdoc(cls) or "", "", *_table(prefix, cls)])
+
+
+def _option_sections() -> Iterator[str]:
+    """The sections of the built-in components that have one."""
+    found = [plugins.find(kind, name) for kind in _WITH_SECTIONS for name in plugins.built_in_names(kind)]
+    sections = [(component, component.config) for component in found if component.config is not None]
+    if sections:
+        yield _OPTIONS.rstrip()
+    for component, cls in sections:
+        title = f"{component.name} ({plugins.CHOSEN_BY[component.kind]}: {component.name})"
+        yield "#" + _section(title, f"{component.name}.", cls)
+
+
+def _table(prefix: str, cls: type, names: list[str] | None = None) -> list[str]:
+    hints = typing.get_type_hints(cls)
+    lines = ["| key | takes | default |", "|---|---|---|"]
+    for field in dataclasses.fields(cls):
+        if names is None or field.name in names:
+            lines.append(f"| `{prefix}{field.name}` | {_takes(hints[field.name], field)} | {_default(field.default)} |")
+    return lines
+
+
+def _section_class(hint: Any) -> type | None:
+    """The dataclass of a section, or of the entries of one whose keys are names."""
+    if typing.get_origin(hint) is dict:
+        hint = typing.get_args(hint)[1]
+    return hint if dataclasses.is_dataclass(hint) else None
+
+
+def _takes(hint: Any, field: Any = None) -> str:
+    kind = field.metadata.get("kind") if field is not None else None
+    if kind is not None and plugins.built_in_names(kind):
+        choices = ["auto"] if kind == "backend" else []
+        return ", ".join(f"`{choice}`" for choice in [*choices, *plugins.built_in_names(kind)])
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is typing.Literal:
         return ", ".join(f"`{choice}`" for choice in arguments)
     if type(None) in arguments:
         return _takes(next(argument for argument in arguments if argument is not type(None)))
     if origin is tuple:
-        plural = {"whole number": "whole numbers", "number": "numbers"}[_takes(arguments[0])]
+        plural = {"whole number": "whole numbers", "number": "numbers", "text": "names"}[_takes(arguments[0])]
         return f"list of {plural}" if Ellipsis in arguments else f"{len(arguments)} {plural}"
     return {bool: "`true`, `false`", int: "whole number", float: "number", str: "text"}[hint]
 

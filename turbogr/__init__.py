@@ -1,25 +1,29 @@
 """TurboGR: train generative recommenders on interaction logs, from a laptop to a cluster.
 
-The names below are the Python API. They are imported when first used, so `import turbogr` is immediate. Two of them
-are not called after their command: `train` and `evaluate` are packages, so the functions are `fit` and `evaluate_run`.
+The names in `__all__` are the Python API. Each is imported when first used, so `import turbogr` is immediate. The names
+of 0.1.0 in `_RENAMED` still work, with a DeprecationWarning.
 """
 
 from __future__ import annotations
 
 import importlib
+import warnings
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from turbogr.api import evaluate_run
+    from turbogr.api import evaluate
     from turbogr.config import Config, load_config
-    from turbogr.data.prepare import prepare, prepare_table
+    from turbogr.data.prepare.preparation import prepare, prepare_table
     from turbogr.data.store import Store
     from turbogr.doctor import examine
     from turbogr.errors import UserError
     from turbogr.jagged import Jagged
     from turbogr.recommend import load
     from turbogr.report.page import write_report
-    from turbogr.train.run import train as fit
+    from turbogr.training.run import train
+
+    evaluate_run = evaluate
+    fit = train
 
 __version__ = "0.1.0"
 
@@ -28,13 +32,13 @@ __all__ = [
     "Jagged",
     "Store",
     "UserError",
-    "evaluate_run",
+    "evaluate",
     "examine",
-    "fit",
     "load",
     "load_config",
     "prepare",
     "prepare_table",
+    "train",
     "write_report",
 ]
 
@@ -43,18 +47,25 @@ _ORIGINS = {
     "Jagged": "turbogr.jagged:Jagged",
     "Store": "turbogr.data.store:Store",
     "UserError": "turbogr.errors:UserError",
-    "evaluate_run": "turbogr.api:evaluate_run",
+    "evaluate": "turbogr.api:evaluate",
     "examine": "turbogr.doctor:examine",
-    "fit": "turbogr.train.run:train",
     "load": "turbogr.recommend:load",
     "load_config": "turbogr.config:load_config",
-    "prepare": "turbogr.data.prepare:prepare",
-    "prepare_table": "turbogr.data.prepare:prepare_table",
+    "prepare": "turbogr.data.prepare.preparation:prepare",
+    "prepare_table": "turbogr.data.prepare.preparation:prepare_table",
+    "train": "turbogr.training.run:train",
     "write_report": "turbogr.report.page:write_report",
 }
 
+_RENAMED = {"evaluate_run": "evaluate", "fit": "train"}
+
 
 def __getattr__(name: str) -> Any:
+    if name in _RENAMED:
+        current = _RENAMED[name]
+        warnings.warn(f"turbogr.{name} is now turbogr.{current}", DeprecationWarning, stacklevel=2)
+        value = globals()[name] = getattr(importlib.import_module(__name__), current)
+        return value
     origin = _ORIGINS.get(name)
     if origin is None:
         raise AttributeError(f"module 'turbogr' has no attribute '{name}'")

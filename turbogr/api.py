@@ -1,17 +1,17 @@
-"""What the commands do, for a Python program, where no single function of a module is already that.
+"""Functions of the Python API that do the work of a command and are in no other module.
 
-The rest of the Python API is re-exported by the package itself; see `turbogr/__init__.py`.
+The other functions are re-exported by the package itself; see `turbogr/__init__.py`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from turbogr.evaluate.evaluator import baseline_metrics, evaluate
-from turbogr.recommend import open_run
-from turbogr.train.selection import describe_checkpoint
+from turbogr.runs import Which, open_run
+from turbogr.training.checkpoint_selection import describe_checkpoint
 
 
 @dataclass(frozen=True)
@@ -26,31 +26,23 @@ class RunEvaluation:
     protocol: str
 
 
-def evaluate_run(
+def evaluate(
     run: str | Path,
     *,
     data: str | Path | None = None,
-    which: Literal["best", "last"] = "best",
+    which: Which = "best",
     part: Literal["test", "valid"] = "test",
+    plugins: Sequence[str | Path] = (),
 ) -> RunEvaluation:
     """Measure a trained run as `turbogr evaluate` does, without writing into its folder.
 
-    `data` says where the store is now if it was moved.
+    `data` is where the store is now if it was moved. `plugins` are files or modules of your own that the run needs.
 
     Raises:
         UserError: not a run, no checkpoint, no store, or a split that holds nothing out for this part.
     """
-    opened = open_run(run, data=data, which=which)
-    settings = opened.config.evaluate
-    result = evaluate(
-        opened.encoder,
-        opened.store,
-        opened.split,
-        part,
-        max_len=opened.max_len,
-        ks=settings.ks,
-        filter_seen=settings.filter_seen,
-    )
-    baselines = baseline_metrics(opened.store, opened.split, part, ks=settings.ks, filter_seen=settings.filter_seen)
-    protocol = f"{result.protocol}; {describe_checkpoint(opened.config, opened.split, opened.info, part)}"
-    return RunEvaluation(part, result.metrics, baselines, result.num_users, opened.info["step"], protocol)
+    opened = open_run(run, data=data, which=which, plugins=plugins)
+    result = opened.task.evaluate(opened.tables, opened.store, opened.split, part)
+    baselines = opened.task.baselines(opened.store, opened.split, part)
+    protocol = f"{result.protocol}; {describe_checkpoint(opened.config, opened.split, opened.checkpoint, part)}"
+    return RunEvaluation(part, result.metrics, baselines, result.num_users, opened.checkpoint.step, protocol)

@@ -1,9 +1,9 @@
-"""The command line: finds the command, runs it, and turns what goes wrong into one sentence and an exit status.
+"""The command line: find the command, run it, and turn a failure into one sentence and an exit status.
 
 Only the module of the chosen command is imported, so `turbogr --help` does not wait for torch. Exit statuses: 0 done,
-1 the command's own "no", 2 a mistake of the user or of the machine's state (told without a traceback), 130 Ctrl-C,
-141 the reader of our output went away, 143 SIGTERM. Any other exception is a bug of ours and keeps its traceback;
-TURBOGR_TRACEBACK=1 shows it for the others too.
+1 a negative result of the command (`conformance`: not the same), 2 an error that the user can fix, printed without a
+traceback, 130 Ctrl-C, 141 the reader of our output closed the pipe, 143 SIGTERM. Any other exception is a bug of
+TurboGR and keeps its traceback; TURBOGR_TRACEBACK=1 shows the traceback of every error.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from types import FrameType
 from typing import Any, NoReturn, TextIO
 
 from turbogr import __version__
-from turbogr.errors import Note, RankLost, ToldElsewhere, UserError, nearest
+from turbogr.errors import Note, RankLost, ReportedByOtherRank, UserError, did_you_mean
 
 COMMANDS = {
     "prepare": "turn an interaction log into a prepared store",
-    "inspect": "show what a prepared store holds",
+    "inspect": "show what a prepared store contains",
     "train": "train a model on a prepared store",
     "sweep": "train recipes over a grid of settings and compare the runs",
     "evaluate": "measure a trained run on its held-out items",
-    "recommend": "write recommendations of a trained run",
+    "recommend": "write the recommendations of a trained run",
     "report": "write a run as one self-contained HTML page",
     "conformance": "compare a model with a golden file, or write one",
     "bench": "run a benchmark; without a name, list them",
-    "doctor": "show what this machine is and which backend serves which operator",
+    "doctor": "show what this machine is and which backend runs which operator",
 }
 
 _OS_REMEDIES = {
     errno.ENOSPC: "the disk is full; free some space or choose another folder",
     errno.EDQUOT: "the disk quota is used up; free some space or choose another folder",
     errno.EFBIG: "the file would be larger than the file system or this process's limit (ulimit -f) allows",
-    errno.EACCES: "permission denied; change the rights or choose another path",
-    errno.EPERM: "permission denied; change the rights or choose another path",
+    errno.EACCES: "permission denied; change the permissions or choose another path",
+    errno.EPERM: "permission denied; change the permissions or choose another path",
     errno.EROFS: "the file system is read-only; choose another folder",
     errno.ENOENT: "no such file or folder; check the path",
     errno.ENOTDIR: "a part of the path is a file, not a folder; check the path",
@@ -55,7 +55,7 @@ _OS_REMEDIES = {
 }
 
 
-_TELLING_SECONDS = 3.0
+_REPORT_SECONDS = 3.0  # the launcher stops all ranks when one ends; the rank that reports the error needs time for it
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -66,12 +66,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             status = _run(arguments, stopping)
             sys.stdout.flush()
             return status
-        except ToldElsewhere:
-            _let_the_launcher_end_us()
-            time.sleep(_TELLING_SECONDS)  # the launcher ends all ranks when one goes; let the one that tells come to it
+        except ReportedByOtherRank:
+            _let_signals_end_us()
+            time.sleep(_REPORT_SECONDS)
             return 2
         except RankLost as error:
-            _let_the_launcher_end_us()
+            _let_signals_end_us()
             return _fail(str(error), 2)
         except UserError as error:
             return _fail(str(error), 2)
@@ -98,7 +98,7 @@ def _run(arguments: list[str], stopping: _Stopping) -> int:
         raise UserError(_unknown_argument(chosen, _build_parser(None)))
     if not chosen.startswith("-") and chosen not in COMMANDS:
         raise UserError(
-            f"unknown command '{chosen}'.{nearest(chosen, COMMANDS)} Commands: {', '.join(COMMANDS)}; "
+            f"unknown command '{chosen}'.{did_you_mean(chosen, COMMANDS)} Commands: {', '.join(COMMANDS)}; "
             "see turbogr --help"
         )
     parser = _build_parser(chosen)
@@ -113,9 +113,9 @@ def _run(arguments: list[str], stopping: _Stopping) -> int:
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse with our manner of telling mistakes, and without abbreviated options, which break as options are added.
+    """argparse that raises UserError, and without abbreviated options, which break when options are added.
 
-    Sub-parsers made through it are of the same class.
+    Its sub-parsers are of the same class.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -137,7 +137,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _build_parser(chosen: str | None) -> _Parser:
-    """Build the parser with the chosen command in full and the others by name."""
+    """Build the parser: the chosen command with its options, the others by name only."""
     parser = _Parser(prog="turbogr", description="Train generative recommenders on interaction logs.")
     parser.add_argument("--version", action="version", version=f"turbogr {__version__}")
     subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
@@ -153,12 +153,12 @@ def _build_parser(chosen: str | None) -> _Parser:
 def _unknown_argument(argument: str, parser: _Parser) -> str:
     name = argument.partition("=")[0]
     if name.startswith("-"):
-        return f"unknown option '{name}'.{nearest(name, parser.option_names())} See {parser.prog} --help"
+        return f"unknown option '{name}'.{did_you_mean(name, parser.option_names())} See {parser.prog} --help"
     return f"unexpected argument '{argument}'; see {parser.prog} --help"
 
 
 def _explain(error: BaseException) -> str | None:
-    """Return a sentence for a failure of the file system, found anywhere in the chain of causes, else None."""
+    """Return a sentence for a file system error, found anywhere in the chain of causes, else None."""
     seen: BaseException | None = error
     while seen is not None:
         if isinstance(seen, OSError):
@@ -166,14 +166,14 @@ def _explain(error: BaseException) -> str | None:
             if remedy is not None:
                 names = [os.fsdecode(name) for name in (seen.filename, seen.filename2) if isinstance(name, str | bytes)]
                 return f"{names[-1]}: {remedy}" if names else remedy
-            if os.strerror(errno.ENOSPC) in str(seen):  # libraries that keep only the text
+            if os.strerror(errno.ENOSPC) in str(seen):  # some libraries drop the error number and keep the text
                 return _OS_REMEDIES[errno.ENOSPC]
         seen = seen.__cause__ or seen.__context__
     return None
 
 
 def _fail(sentence: str, status: int, label: str = "error: ") -> int:
-    """Print the sentence in one line on stderr, after the traceback where TURBOGR_TRACEBACK is set."""
+    """Print the sentence as one line on stderr, after the traceback if TURBOGR_TRACEBACK is set; return `status`."""
     sys.stdout.flush()
     if os.environ.get("TURBOGR_TRACEBACK"):
         traceback.print_exc()
@@ -181,28 +181,28 @@ def _fail(sentence: str, status: int, label: str = "error: ") -> int:
     return status
 
 
-def _let_the_launcher_end_us() -> None:
-    """From here on a signal ends this rank without a word: all is told, or told by another."""
+def _let_signals_end_us() -> None:
+    """From here on a signal ends this rank without output: the error is reported, here or by another rank."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_DFL)
 
 
 def _silence_stdout() -> None:
-    """Point stdout at nothing, so that the interpreter's last flush does not complain again."""
+    """Redirect stdout to /dev/null, so that the interpreter's flush at exit does not fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class _Terminated(BaseException):
-    """SIGTERM, raised where the program stands so that everything half-written is removed on the way out."""
+    """SIGTERM as an exception, so that partly written files are removed before the process ends."""
 
 
 class _Stopping:
     """Inside `with`, SIGINT raises KeyboardInterrupt and SIGTERM raises _Terminated, but not inside an import.
 
     Libraries guard their optional imports with a bare `except`, which would swallow the exception, and the command
-    would run on. So a signal that comes while a module is imported is sent again, to whichever handler is there by
-    then, as soon as no import is under way; only an impatient second one is raised at once. A signal that the caller
-    ignores stays ignored. Outside the main thread, where Python cannot set handlers, nothing is changed.
+    would continue. So a signal that arrives during an import is sent again when the import is over, to the handler that
+    is installed by then; a second signal is raised at once. A signal that the caller ignores stays ignored. Outside the
+    main thread, where Python cannot set handlers, nothing is changed.
     """
 
     _INTERVAL = 0.05
@@ -224,7 +224,7 @@ class _Stopping:
             signal.signal(number, handler)
 
     def raise_postponed(self) -> None:
-        """Send a postponed signal again now; for the moment between the imports and the work."""
+        """Send a postponed signal again now; called between the imports and the command."""
         if self._postponed is not None:
             number = self._postponed
             self._cancel()
@@ -252,7 +252,7 @@ class _Stopping:
 
 
 def _is_importing(frame: FrameType | None) -> bool:
-    """Return whether a module is being imported in this frame or in one that called it, up to `main`."""
+    """Return whether a module is being imported in this frame or in a caller of it, up to `main`."""
     while frame is not None and frame.f_code is not main.__code__:
         if frame.f_code.co_filename == "<frozen importlib._bootstrap>":
             return True
@@ -262,7 +262,7 @@ def _is_importing(frame: FrameType | None) -> bool:
 
 @contextmanager
 def _own_warnings_in_one_line() -> Iterator[None]:
-    """Show warnings that come from this package as a sentence; those of libraries keep their form."""
+    """Print warnings of this package as one sentence; warnings of libraries keep their form."""
     package = str(Path(__file__).parent)
     inherited = warnings.showwarning
 

@@ -1,7 +1,7 @@
-"""What this machine is, what TurboGR makes of it, and what is worth mending.
+"""What this machine is, which backends TurboGR uses on it, and what is worth fixing.
 
-`examine` gathers plain facts and never fails because of the machine: whatever may crash or hang is tried in a child
-process, and what cannot be found out says why.
+`examine` collects plain facts and never fails because of the machine: whatever may crash or hang is tried in a child
+process, and a fact that cannot be found is replaced by the reason.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _EMULATED = 0.2
 def examine(folder: Path | str = ".", measure: bool = True) -> dict[str, Any]:
     """Return the facts as plain JSON values; `folder` is where free disk space is looked up.
 
-    Keys: versions, machine, devices, compiler, kernels, operators, gemm_peak, memory, disk, warnings. `gemm_peak` maps
-    a precision to {"flops": rate} or {"fault": reason}; without `measure` it is empty.
+    Keys: versions, machine, devices, compiler, kernels, backends, operators, gemm_peak, memory, disk, warnings.
+    `gemm_peak` maps a precision to {"flops": rate} or {"fault": reason}; without `measure` it is empty.
     """
     facts: dict[str, Any] = {
         "versions": machine.versions(),
@@ -38,6 +38,7 @@ def examine(folder: Path | str = ".", measure: bool = True) -> dict[str, Any]:
         "devices": devices(),
         "compiler": compiler(),
         "kernels": kernels(),
+        "backends": [_backend(backend) for backend in ops.backends()],
         "operators": [
             {"operator": service.operator, "backend": service.backend, "why": service.why}
             for service in ops.services(torch.device("cpu"))
@@ -46,12 +47,18 @@ def examine(folder: Path | str = ".", measure: bool = True) -> dict[str, Any]:
         "memory": {"total_bytes": machine.memory_bytes(), "available_bytes": available_memory()},
         "disk": _disk(Path(folder)),
     }
-    facts["warnings"] = find_troubles(facts)
+    facts["warnings"] = find_problems(facts)
     return facts
 
 
+def _backend(backend: ops.Backend) -> dict[str, str | None]:
+    devices, dtypes = ", ".join(backend.devices), ", ".join(map(_short, backend.dtypes))
+    serves = f"on {devices or 'every device'} in {dtypes or 'every floating type'}"
+    return {"backend": backend.name, "serves": serves, "problem": backend.problem}
+
+
 def devices() -> list[str]:
-    """Name every device that torch can use here, the CPU last."""
+    """Return a name for every device that torch can use here, the CPU last."""
     found = []
     for kind in ("cuda", "npu", "xpu", "mps"):
         module = getattr(torch, kind, None)
@@ -59,7 +66,7 @@ def devices() -> list[str]:
             if module is None or not module.is_available():
                 continue
             names = [module.get_device_name(index) for index in range(module.device_count())] if kind != "mps" else [""]
-        except (AssertionError, AttributeError, RuntimeError) as error:  # a driver that is there but broken
+        except (AssertionError, AttributeError, RuntimeError) as error:  # a driver that is installed but broken
             names = [f"cannot be used: {error}"]
         found += [f"{kind}:{index} {name}".rstrip() for index, name in enumerate(names)]
     return [*found, "cpu"]
@@ -72,7 +79,7 @@ def compiler() -> str | None:
 
 
 def kernels() -> str | None:
-    """Return the instruction set whose compiled kernels run here, or None where they were not built."""
+    """Return the instruction set of the compiled kernels that run here, or None if they were not built."""
     try:
         return native.isa()
     except UserError:
@@ -80,7 +87,7 @@ def kernels() -> str | None:
 
 
 def available_memory() -> int | None:
-    """Return the bytes that programs can still take without swapping, or None where the system does not tell."""
+    """Return the bytes that programs can still allocate without swapping, or None if the system does not report it."""
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     except OSError:
@@ -89,35 +96,35 @@ def available_memory() -> int | None:
     return min(kilobytes[0] * 1024, machine.memory_bytes()) if kilobytes else None
 
 
-def find_troubles(facts: dict[str, Any]) -> list[str]:
-    """Return a sentence with its remedy for everything in the facts that is worth mending."""
-    troubles = []
+def find_problems(facts: dict[str, Any]) -> list[str]:
+    """Return a sentence with its remedy for everything in the facts that is worth fixing."""
+    problems = []
     threads, cores = facts["machine"]["threads"], facts["machine"]["cores"]
     if threads > cores:
-        troubles.append(
+        problems.append(
             f"torch uses {threads} threads on {cores} usable cores, which slows every operator down; "
             f"set OMP_NUM_THREADS={cores} or train.threads"
         )
     slow = [row["operator"] for row in facts["operators"] if row["backend"] == "reference"]
     if slow and len(slow) == len(facts["operators"]):
-        troubles.append(_kernels_missing(facts))
+        problems.append(_kernels_missing(facts))
     faults = {name: peak["fault"] for name, peak in facts["gemm_peak"].items() if "fault" in peak}
-    troubles += [f"{fault}; do not compute in {name} on this machine" for name, fault in faults.items()]
-    troubles += _emulated(facts["gemm_peak"])
+    problems += [f"{fault}; do not compute in {name} on this machine" for name, fault in faults.items()]
+    problems += _emulated(facts["gemm_peak"])
     free = facts["disk"]["free_bytes"]
     if free < _LITTLE_DISK:
-        troubles.append(
+        problems.append(
             f"only {free / _GB:.1f} GB are free under {facts['disk']['path']}; "
             "free some space before preparing data or training there"
         )
     available = facts["memory"]["available_bytes"]
     if available is not None and available < _LITTLE_MEMORY:
-        troubles.append(f"only {available / _GB:.1f} GB of memory are available; end other programs before training")
-    return troubles
+        problems.append(f"only {available / _GB:.1f} GB of memory are available; end other programs before training")
+    return problems
 
 
 def _emulated(peaks: dict[str, dict[str, Any]]) -> list[str]:
-    """Tell of every precision that is so far below float32 that the machine cannot have instructions for it."""
+    """Return a warning for every precision so much slower than float32 that the machine must be emulating it."""
     full = peaks.get("float32", {}).get("flops")
     if full is None:
         return []
@@ -130,18 +137,19 @@ def _emulated(peaks: dict[str, dict[str, Any]]) -> list[str]:
 
 
 def describe(facts: dict[str, Any]) -> str:
-    """Return the facts as a text for people."""
+    """Return the facts as readable text."""
     sections = [
         _table("Versions", facts["versions"].items()),
         _table("Machine", _machine_rows(facts)),
+        _table("Backends", [(row["backend"], row["problem"] or f"runs {row['serves']}") for row in facts["backends"]]),
         _table("Operators", [(row["operator"], f"{row['backend']:<10} {row['why']}") for row in facts["operators"]]),
     ]
     if facts["gemm_peak"]:
         sections.append(_table("Matrix product, measured peak", map(_peak_row, facts["gemm_peak"].items())))
     if facts["warnings"]:
-        sections.append("Worth mending\n" + "\n".join(f"  - {warning}" for warning in facts["warnings"]))
+        sections.append("Worth fixing\n" + "\n".join(f"  - {warning}" for warning in facts["warnings"]))
     else:
-        sections.append("Nothing to mend.")
+        sections.append("Nothing to fix.")
     return "\n\n".join(sections)
 
 
@@ -186,7 +194,7 @@ def _machine_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("memory", f"{free}{memory['total_bytes'] / _GB:.1f} GB"),
         ("disk", f"{disk['free_bytes'] / _GB:.1f} GB free of {disk['total_bytes'] / _GB:.1f} GB under {disk['path']}"),
         ("kernels", f"built, running those for {facts['kernels']}" if facts["kernels"] else "not built"),
-        ("compiler", facts["compiler"] or "none found; the reference operators serve"),
+        ("compiler", facts["compiler"] or "none found; the reference operators are used"),
     ]
 
 

@@ -1,4 +1,4 @@
-"""Writing a file so that a reader sees the old content or the new one, never half of it."""
+"""Atomic writing: a reader sees the old content of a file or the new one, never a part of it."""
 
 from __future__ import annotations
 
@@ -13,43 +13,44 @@ from pathlib import Path
 from turbogr.errors import UserError
 
 
-def check_target(path: Path | str, place: str) -> None:
-    """Check, before long work, that a file can be written at `path`; `place` is where the path came from.
+def check_writable(path: Path | str, option: str) -> None:
+    """Check, before long work, that a file can be written at `path`; `option` is where the path was given.
 
-    A link is followed, as `replacing` does.
+    A symbolic link is followed, as by `atomic_file`.
 
     Raises:
         UserError: `path` is a folder, a pipe, a device or a socket, or its folder does not exist or cannot be written.
     """
     path = Path(path)
     if path.is_dir():
-        raise UserError(f"{place} {path} is a folder; name a file in it")
-    _refuse_special(path, f"{place} {path}")
-    folder = _followed(path).parent
+        raise UserError(f"{option} {path} is a folder; name a file in it")
+    _refuse_special(path, f"{option} {path}")
+    folder = _link_target(path).parent
     if not folder.is_dir():
-        raise UserError(f"{place} {path}: the folder {folder} does not exist; make it or name another")
+        raise UserError(f"{option} {path}: the folder {folder} does not exist; create it or name another")
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise UserError(f"{place} {path}: the folder {folder} is not writable; change its rights or name another")
+        raise UserError(f"{option} {path}: the folder {folder} is not writable; change its permissions or name another")
 
 
 def replace_text(path: Path | str, text: str) -> None:
-    """Write `text` (UTF-8) aside and rename it to `path`; on any failure `path` is as it was and nothing else remains.
+    """Write `text` (UTF-8) to a temporary file and rename that to `path`; a failure changes nothing.
 
-    A link is followed, as `replacing` does.
+    A symbolic link is followed, as by `atomic_file`.
 
     Raises:
         UserError: `path` is a pipe, a device or a socket.
         OSError: `path` is a folder, its folder does not exist or cannot be written, or the disk is full.
     """
-    with replacing(path) as aside:
-        aside.write_text(text, encoding="utf-8", newline="\n")
+    with atomic_file(path) as temporary:
+        temporary.write_text(text, encoding="utf-8", newline="\n")
 
 
 @contextmanager
-def replacing(path: Path | str) -> Iterator[Path]:
-    """Yield an empty file beside `path` to be written, and rename it to `path` at the end of the `with` block.
+def atomic_file(path: Path | str) -> Iterator[Path]:
+    """Yield an empty temporary file beside `path` to write to; rename it to `path` at the end of the `with` block.
 
-    If the block raises, `path` is as it was and nothing else remains. A link stays, and what it leads to is replaced.
+    If the block raises, `path` is unchanged and the temporary file is removed. A symbolic link stays a link; the file
+    that it points to is replaced.
 
     Raises:
         UserError: `path` is a pipe, a device or a socket, which a rename would turn into a regular file.
@@ -58,32 +59,32 @@ def replacing(path: Path | str) -> Iterator[Path]:
     """
     path = Path(path)
     _refuse_special(path, str(path))
-    target = _followed(path)
+    target = _link_target(path)
     try:
         handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
     except OSError as error:
         error.filename = str(path)
         raise
     os.close(handle)
-    aside = Path(name)
+    temporary = Path(name)
     try:
-        yield aside
-        handle = os.open(aside, os.O_RDONLY)
+        yield temporary
+        handle = os.open(temporary, os.O_RDONLY)
         try:
             os.fsync(handle)
         finally:
             os.close(handle)
-        os.chmod(aside, 0o666 & ~_umask())  # mkstemp makes private files; results are as readable as any other file
-        os.replace(aside, target)
+        os.chmod(temporary, 0o666 & ~_umask())  # mkstemp's files are private; ours get the usual permissions
+        os.replace(temporary, target)
     except BaseException as error:
-        aside.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.filename in (aside, name):  # users have never heard of that file
+        temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.filename in (temporary, name):  # name the file that the user knows
             error.filename = str(path)
         raise
 
 
-def _followed(path: Path) -> Path:
-    """What a link leads to, which need not exist; any other path itself."""
+def _link_target(path: Path) -> Path:
+    """Return where a symbolic link points, which need not exist; any other path unchanged."""
     return Path(os.path.realpath(path)) if path.is_symlink() else path
 
 
@@ -92,8 +93,9 @@ def _refuse_special(path: Path, name: str) -> None:
         mode = path.stat().st_mode
     except OSError as error:
         if error.errno == errno.ELOOP:
-            raise UserError(f"{name} is a link that leads to itself; remove it or name another file") from error
-        return  # nothing is there, or what is wrong with the folder is told where it is used
+            raise UserError(f"{name} is a link to itself; remove it or name another file") from error
+        return  # the file does not exist, or its folder is checked where it is used
+
     if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
         return
     kind = "a pipe" if stat.S_ISFIFO(mode) else "a socket" if stat.S_ISSOCK(mode) else "a device"

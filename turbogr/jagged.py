@@ -14,7 +14,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Jagged:
-    """`values` [T, ...] and `offsets` [B + 1] (int64, from 0 to T, never decreasing) on one device.
+    """`values` [T, ...] and `offsets` [B + 1] (int64, from 0 to T, never decreasing), both on the same device.
 
     Raises:
         ValueError: offsets that are not one-dimensional int64, do not run from 0 to T, or decrease.
@@ -32,7 +32,7 @@ class Jagged:
         if offsets.device != self.values.device:
             raise ValueError(f"values are on {self.values.device} but offsets on {offsets.device}; move one of them")
         if offsets.device.type != "cpu":
-            return  # reading a device tensor here would stall its queue; batches are checked before they move
+            return  # reading a device tensor here would synchronise; batches are checked before they are moved
         if offsets[0] != 0 or offsets[-1] != self.values.shape[0]:
             raise ValueError(
                 f"offsets must run from 0 to the {self.values.shape[0]} values, "
@@ -72,7 +72,7 @@ class Jagged:
         return int(self.lengths.max()) if self.num_rows else 0
 
     def positions(self) -> Tensor:
-        """Place of every value within its row, [T] int64."""
+        """Position of every value within its row, [T] int64."""
         starts = torch.repeat_interleave(self.offsets[:-1], self.lengths, output_size=self.num_values)
         return torch.arange(self.num_values, device=self.offsets.device) - starts
 
@@ -82,7 +82,8 @@ class Jagged:
         return torch.repeat_interleave(rows, self.lengths, output_size=self.num_values)
 
     def with_values(self, values: Tensor) -> Jagged:
-        """Return other values over the same rows."""
+        """Return a Jagged with the same offsets and other values."""
+
         return Jagged(values, self.offsets)
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Jagged:

@@ -1,7 +1,7 @@
-"""What this machine is: the facts that stand beside every figure, and the GEMM peak that MFU is measured against.
+"""Facts about this machine, saved with every measured figure, and the measured GEMM peak, the 100 % of MFU.
 
-Precisions below fp32 are only ever tried in a child process: some virtual machines advertise AMX but hide CPUID leaf
-0x1D, and there PyTorch's bf16 matmul dies with SIGILL. Imports torch and the standard library alone.
+Precisions below fp32 are always tried in a child process first: some virtual machines advertise AMX but hide CPUID leaf
+0x1D, and there PyTorch's bf16 matmul crashes with SIGILL. Imports only torch and the standard library.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import turbogr
 
 PACKAGES = ("torch", "numpy", "pyarrow", "polars")
 
-# The instruction sets that decide which kernels run, in rising order; names as in Linux' /proc/cpuinfo.
+# The instruction sets that decide which kernels run, oldest first; names as in Linux's /proc/cpuinfo.
 ISA_FLAGS = (
     "sse4_2",
     "avx",
@@ -40,7 +40,7 @@ ISA_FLAGS = (
 )
 
 _GEMM_SIZES = (256, 512, 1024, 1536, 2048)
-_GEMM_SECONDS = 0.4  # time to spend on each size, at least one product beyond the warm-up
+_GEMM_SECONDS = 0.4  # measured per size; at least one product after the warm-up
 _IN_PROCESS = (torch.float32, torch.float64)
 
 _CHILD = """
@@ -51,7 +51,7 @@ from turbogr.machine import _measure_gemm
 print(json.dumps(_measure_gemm(getattr(torch, sys.argv[2]), int(sys.argv[3]))))
 """
 
-# Small, square and thin products take different kernels.
+# Small, square and thin products use different kernels.
 _PROBE = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])
@@ -63,14 +63,14 @@ for rows, size in ((1, 64), (64, 64), (7, 512), (512, 512)):
 
 
 class GemmUnavailable(RuntimeError):
-    """A precision in which this machine cannot multiply matrices; the message says why."""
+    """This machine cannot multiply matrices in a precision; the message says why."""
 
 
 def machine_facts() -> dict[str, Any]:
     """Return the facts of the machine and process as plain JSON values.
 
-    `cores` are those this process may use, `threads` what torch uses of them, `memory_bytes` the physical memory or
-    the container's limit, `isa` the known instruction sets present.
+    `cores`: cores that this process may use. `threads`: threads that torch uses. `memory_bytes`: physical memory, or
+    the container's limit. `isa`: which of `ISA_FLAGS` the processor has.
     """
     flags = _cpu_flags()
     return {
@@ -103,7 +103,7 @@ def usable_cores() -> int:
 
 
 def memory_bytes() -> int:
-    """Return the memory this process can count on: physical, or the control group's limit where that is lower."""
+    """Return the memory that this process may use: physical, or the control group's limit if that is lower."""
     physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for limit_file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         limit = _read(limit_file).strip()
@@ -113,7 +113,7 @@ def memory_bytes() -> int:
 
 
 def device_memory(device: torch.device) -> int:
-    """Return the memory of an accelerator, 0 where its driver does not tell."""
+    """Return the memory of an accelerator in bytes, 0 if its driver does not report it."""
     try:
         return int(torch.accelerator.get_memory_info(device)[1])
     except (RuntimeError, AttributeError, NotImplementedError):
@@ -123,7 +123,7 @@ def device_memory(device: torch.device) -> int:
 def gemm_peak(dtype: torch.dtype = torch.float32, threads: int | None = None, timeout: float = 60.0) -> float:
     """Return the best rate, in FLOP/s, of several large square matrix products on the CPU with `threads` threads.
 
-    fp32 and fp64 are measured here, every other precision in a child process.
+    fp32 and fp64 are measured in this process, every other precision in a child process.
 
     Raises:
         GemmUnavailable: this machine cannot multiply matrices of that precision, or not within `timeout` seconds.
@@ -136,9 +136,9 @@ def gemm_peak(dtype: torch.dtype = torch.float32, threads: int | None = None, ti
 
 @functools.cache
 def matmul_fault(dtype: torch.dtype, timeout: float = 60.0) -> str | None:
-    """Return None when the CPU can multiply matrices of this precision, else why not; tried once, in a child process.
+    """Return None if the CPU can multiply matrices in this precision, else the reason; tried once, in a child process.
 
-    Ask before computing in a precision below fp32: where this returns a reason, the product would end the process.
+    Call it before computing in a precision below fp32: where it returns a reason, the product would crash the process.
     """
     if dtype in _IN_PROCESS:
         return None
@@ -150,7 +150,7 @@ def matmul_fault(dtype: torch.dtype, timeout: float = 60.0) -> str | None:
 
 
 def _in_child(script: str, dtype: torch.dtype, threads: int, timeout: float) -> str:
-    """Run a script that multiplies matrices in a child process and return its output, else raise GemmUnavailable."""
+    """Run a script that multiplies matrices in a child process and return its output; GemmUnavailable if it fails."""
     name = str(dtype).removeprefix("torch.")
     search_path = json.dumps([entry or os.getcwd() for entry in sys.path])
     command = [sys.executable, "-c", script, search_path, name, str(threads)]
@@ -159,7 +159,8 @@ def _in_child(script: str, dtype: torch.dtype, threads: int, timeout: float) -> 
     except subprocess.TimeoutExpired:
         raise GemmUnavailable(f"the {name} matrix product did not finish within {timeout:g} s") from None
     if child.returncode < 0:
-        raise GemmUnavailable(f"the {name} matrix product died with {signal.Signals(-child.returncode).name}")
+        raise GemmUnavailable(f"the {name} matrix product crashed with {signal.Signals(-child.returncode).name}")
+
     if child.returncode > 0:
         reason = child.stderr.strip().splitlines()[-1:] or ["no message"]
         raise GemmUnavailable(f"the {name} matrix product failed: {reason[0]}")

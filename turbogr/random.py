@@ -6,21 +6,27 @@ needs no saved generator. The compiled kernels compute the same function (`csrc/
 
 A key is any int64 (we use the index of the event in the store); a column is a small non-negative integer.
 Integers hold unsigned 32-bit words in int64 tensors, so that plain PyTorch can do the arithmetic.
+
+PyTorch is imported where it is used: preparing a log needs `mix64` alone and starts a second sooner without it.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+    from torch import Tensor
 
 _MASK32 = 0xFFFFFFFF
 _MASK64 = 0xFFFFFFFFFFFFFFFF
 _GOLDEN32 = 0x9E3779B9
+GOLDEN64 = 0x9E3779B97F4A7C15
+"""2**64 divided by the golden ratio: the usual step between inputs of `mix64`."""
 
 LARGEST_BOUND = 2**31 - 1
-"""Of `random_integers`: the steps in which a share can be drawn."""
+"""The largest `bound` that `random_integers` accepts."""
 
 
 class Dropout(NamedTuple):
@@ -34,20 +40,33 @@ def derive_seed(seed: int, *parts: int) -> int:
     """Fold integers into a seed: an independent-looking 63-bit seed for every different sequence of parts."""
     state = 0
     for part in (seed, *parts):  # the seed is mixed like a part: added to one, (0, 1) would be (1, 0)
-        state = (state + 0x9E3779B97F4A7C15 + (part & _MASK64)) & _MASK64
-        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
-        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK64
-        state ^= state >> 31
+        state = mix64((state + GOLDEN64 + (part & _MASK64)) & _MASK64)
     return state >> 1
+
+
+@overload
+def mix64(x: int) -> int: ...
+@overload
+def mix64(x: NDArray[np.uint64]) -> NDArray[np.uint64]: ...
+def mix64(x: Any) -> Any:
+    """The finaliser of SplitMix64: a bijection of 64-bit words whose every output bit depends on every input bit.
+
+    `x` is an int in [0, 2**64) or a NumPy array of uint64.
+    """
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK64
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK64
+    return x ^ (x >> 31)
 
 
 def random_words(keys: Tensor, seed: int, num_columns: int) -> Tensor:
     """Uniform 32-bit words for `keys` [T] int64: a tensor [T, num_columns] int64 with values in [0, 2**32)."""
+    import torch
+
     low, high = seed & _MASK32, (seed >> 32) & _MASK32
-    first = _mix(_mix((keys & _MASK32) ^ low) ^ ((keys >> 32) & _MASK32))
-    second = _mix((_mix(first ^ high) + _GOLDEN32) & _MASK32)
+    first = _mix32(_mix32((keys & _MASK32) ^ low) ^ ((keys >> 32) & _MASK32))
+    second = _mix32((_mix32(first ^ high) + _GOLDEN32) & _MASK32)
     columns = torch.arange(num_columns, device=keys.device) * _GOLDEN32
-    return _mix((first[:, None] + columns) & _MASK32) ^ second[:, None]
+    return _mix32((first[:, None] + columns) & _MASK32) ^ second[:, None]
 
 
 def random_integers(keys: Tensor, seed: int, num_columns: int, bound: int) -> Tensor:
@@ -56,7 +75,7 @@ def random_integers(keys: Tensor, seed: int, num_columns: int, bound: int) -> Te
         raise ValueError(f"bound must be between 1 and 2**31 - 1, got {bound}")
     words = random_words(keys, seed, 2 * num_columns)
     high, low = words[:, 0::2], words[:, 1::2]
-    return ((high * bound + ((low * bound) >> 32)) >> 32).to(torch.int32)
+    return ((high * bound + ((low * bound) >> 32)) >> 32).int()
 
 
 def dropout_threshold(rate: float) -> int:
@@ -76,7 +95,7 @@ def apply_dropout(x: Tensor, dropout: Dropout | None, keys: Tensor | None) -> Te
     return x * (keep.to(x.dtype) / (1.0 - dropout.rate))
 
 
-def _mix(x: Tensor) -> Tensor:
+def _mix32(x: Tensor) -> Tensor:
     """A bijection of 32-bit words whose every output bit depends on every input bit."""
     x = x ^ (x >> 16)
     x = (x * 0x7FEB352D) & _MASK32

@@ -1,10 +1,10 @@
-"""A trained run -> recommendations, for the users it was trained on and for anyone with a history.
+"""Recommendations of a trained run, for the users it was trained on and for any other history.
 
     recommender = turbogr.load("runs/mine")
     recommender.recommend([[("tt0111161", 1700000000), ("tt0068646", 1700000900)]], k=10)
 
-Scores are cosines between the user's and the items' vectors. A history without a single known item gets the most
-popular items of the training events instead, with their share of these events as the score, and a warning says so.
+Scores are cosines between the user's and the items' vectors. A history without a known item gets the most popular items
+of the training events, with their share of these events as the score, and a warning.
 """
 
 from __future__ import annotations
@@ -14,15 +14,13 @@ import warnings
 from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from turbogr import ops
-from turbogr.config import Config
 from turbogr.data.batching import batch_from_histories
 from turbogr.data.histories import History, Time, Unknown, read_histories, seconds_of
 from turbogr.data.ranges import concatenated_ranges
@@ -30,88 +28,46 @@ from turbogr.data.split import Split
 from turbogr.data.store import Store
 from turbogr.data.vocabulary import Int64Array
 from turbogr.errors import UserError
-from turbogr.evaluate.encoder import Encoder, batches_of, encode_histories, num_workers_of, pieces
-from turbogr.evaluate.ranking import TILE, held_queries, top_k
-from turbogr.evaluate.workers import Step, run_jobs
+from turbogr.evaluation.history_encoder import Encoder, batches_of, encode_histories, num_workers_of, pieces
+from turbogr.evaluation.item_ranking import TILE, held_queries, top_k
+from turbogr.evaluation.job_pool import Step, run_jobs
 from turbogr.jagged import Jagged
-from turbogr.models.encoder import TableEncoder
-from turbogr.train.checkpoint import load_for_inference, read_run_record
-
-Which = Literal["best", "last"]
+from turbogr.runs import Which, open_run
 
 
-@dataclass(frozen=True)
-class TrainedRun:
-    """A run opened for use: its model as an encoder, the store it was trained on, and which checkpoint it is.
-
-    `info` has `step`, `epoch` and `which` of the checkpoint, and the content of run.json as `run`.
-    """
-
-    path: Path
-    encoder: Encoder
-    store: Store
-    split: Split
-    config: Config
-    info: dict[str, Any]
-
-    @property
-    def max_len(self) -> int:
-        assert self.config.model.max_len is not None, "a run's config is resolved"
-        return self.config.model.max_len
-
-
-def open_run(run: str | Path, *, data: str | Path | None = None, which: Which = "best") -> TrainedRun:
-    """Open the best or last checkpoint of a run with the store it was trained on.
-
-    `data` says where the store is now if it was moved. The operators' backend becomes the run's, in this process.
-
-    Raises:
-        UserError: not a run, no checkpoint, no store, a store with other data than the run was trained on, or one
-            trained with a backend that this machine cannot run.
-    """
-    path = Path(run)
-    record = read_run_record(path)["data"]
-    folder = Path(record["path"] if data is None else data)
-    if data is None and not folder.exists():
-        raise UserError(f"{path} was trained on {folder}, which is not there any more; say where it is with --data DIR")
-    store = Store.open(folder)
-    if store.manifest.content_hash != record["content_hash"]:
-        raise UserError(
-            f"{folder} does not hold the data that {path} was trained on (content {store.manifest.content_hash[:12]}, "
-            f"not {record['content_hash'][:12]}); give the original store with --data DIR, or train again"
-        )
-    model, table, config, info = load_for_inference(path, which)
-    ops.set_backend(config.train.backend)  # a run is measured with the operators it was trained with
-    return TrainedRun(path, TableEncoder(model, table), store, Split.of(store, config.data.split), config, info)
-
-
-def load(run: str | Path, *, data: str | Path | None = None, which: Which = "best") -> Recommender:
+def load(
+    run: str | Path,
+    *,
+    data: str | Path | None = None,
+    which: Which = "best",
+    plugins: Sequence[str | Path] = (),
+) -> Recommender:
     """Load a trained run to recommend from; see `open_run` for the arguments and what it raises."""
-    opened = open_run(run, data=data, which=which)
+    opened = open_run(run, data=data, which=which, plugins=plugins)
     return Recommender(opened.encoder, opened.store, opened.split, max_len=opened.max_len)
 
 
 @dataclass(frozen=True)
 class Recommendations:
-    """Some users' lists, one entry per recommended item, users together and best item first; ranks start at 1.
+    """Lists of some users, one entry per recommended item; a user's entries are adjacent, the best item first.
 
-    `num_users` counts the users asked for; one who has seen every item has no entry.
+    `positions` in a list start at 1. `num_users` counts the requested users; one who has seen every item has no entry.
     """
 
     user_ids: NDArray[Any]
     item_ids: NDArray[Any]
-    ranks: Int64Array
+    positions: Int64Array
     scores: NDArray[np.float32]
     num_users: int
 
     @property
     def num_empty(self) -> int:
-        """How many users have no entry."""
-        return self.num_users - int((self.ranks == 1).sum())
+        """Number of users without an entry."""
+        return self.num_users - int((self.positions == 1).sum())
 
 
 class Recommender:
-    """Recommends from the whole catalogue, exactly; items with equal scores come in the order of their rows."""
+    """Recommends from the whole catalogue, exactly; of items with equal scores the smaller row comes first."""
 
     def __init__(self, encoder: Encoder, store: Store, split: Split, *, max_len: int) -> None:
         assert encoder.num_items == store.num_items, f"{encoder.num_items} vectors for {store.num_items} items"
@@ -131,8 +87,8 @@ class Recommender:
         A history is a sequence of (raw item, time) in any order; its user need not have been in training. Times are
         seconds since 1970 or datetimes (UTC unless they say otherwise). The model reads the last `max_len` events; with
         `filter_seen`, none of the history's items is recommended. `at` is the time of the request, one for all or one
-        per history; by default that of the history's last event. Items that the model does not know are left out:
-        `unknown` says whether with a warning, silently, or not at all.
+        per history; by default that of the history's last event. Items that the model does not know are left out, with
+        a warning (unknown="warn") or silently ("skip"), or are an error ("raise").
 
         Raises:
             UserError: a history or a time that cannot be read, a request before the history's last event, a k below 1,
@@ -177,8 +133,8 @@ class Recommender:
     ) -> Generator[Recommendations, None, None]:
         """Yield the k best items for users of the store, some users at a time: all users, or those of `user_ids`.
 
-        A user's whole history counts, held-out events included. Arguments as in `recommend` and `evaluate`; memory does
-        not grow with the number of users.
+        A user's whole history is used, with the held-out events. Arguments as in `recommend` and `evaluate`; memory use
+        does not grow with the number of users.
 
         Raises:
             UserError: a user that the store does not have (unless `unknown` says otherwise), a k below 1, or an `at`
@@ -196,7 +152,7 @@ class Recommender:
         return run_jobs(work, jobs, num_workers=self._workers(jobs), progress=progress)
 
     def similar_items(self, item: Any, k: int = 10) -> list[tuple[Any, float]]:
-        """Return the k items whose vectors lie closest to that of a raw `item`, with their cosines, without itself.
+        """Return the k other items whose vectors are closest to that of a raw `item`, with their cosines.
 
         Raises:
             UserError: an unknown item, or a k below 1.
@@ -278,11 +234,11 @@ class Recommender:
 
     @property
     def _to_next(self) -> int:
-        """How far after the last event a request lies by default: positions count on, real times do not."""
+        """Default time from the last event to the request: 1 if times are positions in the history, else 0."""
         return 1 if self.store.manifest.times == "positions" else 0
 
     def _most_popular(self, k: int) -> tuple[NDArray[np.float32], Int64Array]:
-        """Return the scores and rows of the k most popular items, padded as by `top_k`."""
+        """Return the scores and rows of the k most popular items, padded like those of `top_k`."""
         shares, order = self._popularity
         scores = np.full(k, -np.inf, np.float32)
         rows = np.full(k, -1, np.int64)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from turbogr.bench import _balance_measured, balance, run_benchmark
 from turbogr.bench._balance_learning import learning_curves, length_correlation
-from turbogr.bench._partition import deal_in_turns, difference
+from turbogr.bench._partition import karmarkar_karp, zigzag
 from turbogr.data.cost import CostModel
 from turbogr.errors import UserError
 from turbogr.parallel.world import World
@@ -21,7 +21,7 @@ def result() -> tuple[balance.Result, dict[str, float]]:
     return found, record.figures
 
 
-def test_the_keys_are_those_promised(result: tuple[balance.Result, dict[str, float]]) -> None:
+def test_the_record_has_the_documented_keys(result: tuple[balance.Result, dict[str, float]]) -> None:
     _, figures = result
     for world in (4, 8):
         for when in ("before", "after"):
@@ -32,9 +32,9 @@ def test_the_keys_are_those_promised(result: tuple[balance.Result, dict[str, flo
     assert figures["plan_seconds_100k_1024"] > 0
 
 
-def test_the_tables_and_the_plot_are_there(result: tuple[balance.Result, dict[str, float]]) -> None:
+def test_the_tables_and_the_plot_exist(result: tuple[balance.Result, dict[str, float]]) -> None:
     found, _ = result
-    methods = next(table for table in found.tables if "Ways to deal" in table.title)
+    methods = next(table for table in found.tables if "Methods to assign" in table.title)
     ours, naive = methods.rows[4], methods.rows[0]
     assert ours[1] == "greedy, then exchanges" and ours[2] < naive[2]  # type: ignore[operator]
     assert found.plots["balance"].startswith("<svg")
@@ -50,14 +50,14 @@ def test_waiting_is_taken_over_whole_steps() -> None:
     assert balance.waiting(one, CostModel(0.0, 1.0)).cost == pytest.approx(100 * (1 - 500 / 900))
 
 
-def test_one_rank_waits_for_nobody() -> None:
+def test_one_rank_does_not_wait() -> None:
     found = _balance_measured.measure(World(), {"steps": 2, "median": 1600.0, "mean": 2000.0})
     for when in ("before", "after"):
         assert found[when]["waiting"] == found[when]["planned"] == 0
         assert found[when]["seconds"] > 0
 
 
-def test_the_measurement_is_told_in_per_cent_and_milliseconds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_measurement_is_printed_in_per_cent_and_milliseconds(monkeypatch: pytest.MonkeyPatch) -> None:
     found = {"waiting": 0.25, "planned": 0.2, "seconds": 0.5}
     measured = {"cost": [2e-6, 1e-9], "before": found, "after": found}
     monkeypatch.setattr(_balance_measured, "run_as_ranks", lambda module, ranks, options: measured)
@@ -67,7 +67,7 @@ def test_the_measurement_is_told_in_per_cent_and_milliseconds(monkeypatch: pytes
     assert table.rows[0] == ["none", 25.0, 20.0, 500.0] and "2·n + 0.001·n²" in table.title
 
 
-def test_lognormal_has_the_median_and_the_mean_asked_for() -> None:
+def test_lognormal_has_the_given_median_and_mean() -> None:
     lengths = balance.lognormal(200_000, 8591, 11796, 10**7)
     assert np.median(lengths) == pytest.approx(8591, rel=0.01)
     assert lengths.mean() == pytest.approx(11796, rel=0.01)
@@ -81,20 +81,20 @@ def test_bad_settings_are_refused(setting: str, words: str) -> None:
 
 
 @given(st.lists(st.integers(0, 100), max_size=30), st.integers(1, 6))
-def test_the_compared_deals_give_every_sequence_a_rank(costs: list[int], world: int) -> None:
-    for method in (deal_in_turns, difference):
+def test_the_compared_methods_give_every_sequence_a_rank(costs: list[int], world: int) -> None:
+    for method in (zigzag, karmarkar_karp):
         owners = method(np.array(costs, np.int64), world)
         assert len(owners) == len(costs) and ((owners >= 0) & (owners < world)).all()
 
 
-def test_differencing_and_turns_by_hand() -> None:
+def test_karmarkar_karp_and_zigzag_by_hand() -> None:
     costs = np.array([8, 7, 6, 5, 4])
-    halves = np.bincount(difference(costs, 2), weights=costs)
+    halves = np.bincount(karmarkar_karp(costs, 2), weights=costs)
     assert sorted(halves) == [14, 16], "Karmarkar and Karp's own example"
-    assert deal_in_turns(np.array([1, 2, 3, 4, 5]), 2).tolist() == [0, 0, 1, 1, 0]
+    assert zigzag(np.array([1, 2, 3, 4, 5]), 2).tolist() == [0, 0, 1, 1, 0]
 
 
-def test_correlation_of_lengths_tells_sorted_batches_from_mixed_ones() -> None:
+def test_length_correlation_differs_for_sorted_and_mixed_batches() -> None:
     lengths = np.repeat([1, 2, 3, 4], 10)
     batches = [np.arange(i, i + 10) for i in range(0, 40, 10)]
     assert length_correlation(lengths, batches) == pytest.approx(1)

@@ -1,11 +1,11 @@
-"""What `bench collisions` counts, by hand and on a store."""
+"""`bench collisions`: counts checked by hand, and a run on a store."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from tests.train.conftest import write_store
+from tests.training.conftest import write_store
 from turbogr import bench
 from turbogr.bench.collisions import Reads
 from turbogr.errors import UserError
@@ -29,6 +29,6 @@ def test_a_store_is_measured(tmp_path) -> None:
     assert "5 batches of 16" in result.notes[0]
 
 
-def test_a_store_must_be_named() -> None:
+def test_a_store_is_required() -> None:
     with pytest.raises(UserError, match="--set data=DIR"):
         bench.run_benchmark("collisions", [])

@@ -14,7 +14,7 @@ from turbogr.bench import _comm_rank, comm
 from turbogr.bench._network import Network, Node
 from turbogr.bench._steps import equal_batch
 from turbogr.errors import UserError
-from turbogr.parallel.world import joined
+from turbogr.parallel.world import connected_world
 
 OPTIONS: dict[str, Any] = {
     "model": "hstu",
@@ -28,11 +28,11 @@ OPTIONS: dict[str, Any] = {
 
 
 def measure_small() -> dict[str, Any]:
-    with joined() as world:
+    with connected_world() as world:
         return _comm_rank.measure(world, OPTIONS)
 
 
-def test_ranks_agree_on_what_the_parts_take() -> None:
+def test_ranks_agree_on_the_times() -> None:
     first, *others = run_ranks(4, measure_small, local_size=2)
     assert all(other == first for other in others)
     assert first.keys() == OPTIONS["meshes"].keys()
@@ -45,7 +45,7 @@ def test_ranks_agree_on_what_the_parts_take() -> None:
 
 def measure_buckets() -> dict[str, Any]:
     options = {key: value for key, value in OPTIONS.items() if key != "meshes"}
-    with joined() as world:
+    with connected_world() as world:
         return _comm_rank.measure(world, {**options, "buckets": {"after": 2**62, "during": 1000}})
 
 
@@ -54,12 +54,12 @@ def test_steps_are_timed_for_every_size_of_buckets() -> None:
     assert first == second and first.keys() == {"after", "during"} and min(first.values()) > 0
 
 
-def collect_alone() -> tuple[list[float], list[bool], float]:
-    """Return a sum and an exchange made alone, whether calls have the default group, and how long they took."""
-    with joined() as world:
+def run_separated() -> tuple[list[float], list[bool], float]:
+    """Return a sum and an exchange that ran separately, which calls use the default group, and the shortest time."""
+    with connected_world() as world:
         mine = torch.full((2,), world.rank + 1.0)
         received = torch.empty(2)
-        with _comm_rank.alone() as calls:
+        with _comm_rank.separate_collectives() as calls:
             dist.all_to_all_single(received, mine)
             work = dist.all_reduce(mine, group=dist.group.WORLD, async_op=True)
             work.wait()
@@ -67,23 +67,23 @@ def collect_alone() -> tuple[list[float], list[bool], float]:
         return [*mine.tolist(), *received.tolist()], [group is None for group, _ in calls], min(t for _, t in calls)
 
 
-def test_collectives_alone_do_what_they_always_do() -> None:
-    for values, defaults, seconds in run_ranks(2, collect_alone):
+def test_separated_collectives_give_the_same_results() -> None:
+    for values, defaults, seconds in run_ranks(2, run_separated):
         assert values == [3.0, 3.0, 1.0, 2.0]
         assert defaults == [True, False] and seconds > 0
 
 
 def count_exchanges() -> tuple[int, int]:
-    """Return how often a step on two ranks that share a table talks inside its group, and across all ranks."""
-    with joined() as world:
+    """Return the number of messages of a step of two ranks that share a table: inside the group, and over all ranks."""
+    with connected_world() as world:
         stepper, batch = _comm_rank._stepper(world, OPTIONS, 1, "fp32"), equal_batch(OPTIONS, world)
-        with _comm_rank.alone() as calls:
+        with _comm_rank.separate_collectives() as calls:
             _comm_rank._train(stepper, batch, 0)
         inside = sum(group is stepper.mesh.member_ranks for group, _ in calls)
         return inside, len(calls) - inside
 
 
-def test_no_message_of_the_item_table_escapes_the_clock() -> None:
+def test_every_message_of_the_item_table_is_timed() -> None:
     for inside, others in run_ranks(2, count_exchanges):
         assert inside == 4, "numbers of ids, ids, vectors and gradients"
         assert others > 0
@@ -104,7 +104,7 @@ def fake_ranks(module: str, ranks: int, options: dict[str, Any], network: Networ
     return {"flat": flat, "hierarchical": other, "fp16": other, "bf16": flat}
 
 
-def test_the_figures_have_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_record_has_the_documented_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(comm, "run_as_ranks", fake_ranks)
     monkeypatch.setattr(comm, "emulated_network", no_network)
     record, result = bench.run_benchmark("comm", ["megabits=80"])
@@ -120,8 +120,8 @@ def test_the_figures_have_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("setting", "told"), [("cases=1x4", "two or more nodes"), ("cases=2by2", "'2by2'"), ("preset=tini", "'tiny'")]
+    ("setting", "message"), [("cases=1x4", "two or more nodes"), ("cases=2by2", "'2by2'"), ("preset=tini", "'tiny'")]
 )
-def test_bad_settings_are_refused(setting: str, told: str) -> None:
-    with pytest.raises(UserError, match=told):
+def test_bad_settings_are_refused(setting: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         bench.run_benchmark("comm", [setting])

@@ -1,4 +1,4 @@
-"""bench embedding at a size that takes a second: what it compares is the same mathematics, and FBGEMM may be absent."""
+"""bench embedding at a size that takes a second: both sides compute the same, and FBGEMM may be missing."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import sys
 import pytest
 import torch
 
-from turbogr.bench import _embedding, embedding, run_benchmark
+from turbogr.bench import _embedding, _several_tables, embedding, run_benchmark
 from turbogr.errors import UserError
 
 SMALL = {"num_ids": 640, "num_padding": 300, "max_len": 64, "num_rows": 50, "width": 8, "dropout": 0.0}
-ASSIGNMENTS = [f"{key}={value}" for key, value in SMALL.items()]
+ASSIGNMENTS = [*(f"{key}={value}" for key, value in SMALL.items()), "tables=[]"]
 
 
 def test_ids_are_the_same_with_and_without_padding() -> None:
@@ -71,7 +71,7 @@ def test_figures_without_fbgemm(monkeypatch: pytest.MonkeyPatch) -> None:
     assert any("fbgemm_python" in note for note in result.notes)
 
 
-def test_an_environment_without_fbgemm_is_told() -> None:
+def test_an_environment_without_fbgemm_gives_a_note() -> None:
     record, result = run_benchmark("embedding", [*ASSIGNMENTS, "repeats=1", f"fbgemm_python={sys.executable}"])
     assert {"forward_speedup", "backward_speedup"} <= record.figures.keys()
     assert "forward_vs_fbgemm" not in record.figures
@@ -81,3 +81,61 @@ def test_an_environment_without_fbgemm_is_told() -> None:
 def test_impossible_settings() -> None:
     with pytest.raises(UserError, match="multiple of max_len"):
         run_benchmark("embedding", ["num_ids=100", "num_padding=10", "max_len=64"])
+    with pytest.raises(UserError, match="tables must be numbers from 1 to 10"):
+        run_benchmark("embedding", [*ASSIGNMENTS, "tables=[1, 11]"])
+
+
+@pytest.mark.parametrize("num_tables", [1, 3, 10])
+def test_features_share_out_the_ids(num_tables: int) -> None:
+    features = _several_tables.make_features(SMALL, num_tables)
+    padded = torch.cat([feature.padded for feature in features])
+    assert len(features) == num_tables and padded.shape == (10, 64)
+    assert int((padded == 0).sum()) == 300
+    assert (padded != 0).sum(1).unique().numel() > 3
+    for feature in features:
+        assert torch.equal(feature.padded[feature.padded != 0], feature.ids)
+        assert int(feature.ids.min()) >= 1 and int(feature.ids.max()) <= 50 // num_tables
+
+
+def test_a_full_batch_has_full_sequences() -> None:
+    lengths = _several_tables.draw_lengths({**SMALL, "num_padding": 0}, torch.Generator().manual_seed(0))
+    assert lengths.tolist() == [64] * 10
+
+
+@pytest.mark.parametrize("num_tables", [1, 3])
+def test_the_fused_look_up_equals_one_embedding_per_table(num_tables: int) -> None:
+    """Vectors bit for bit; gradients of the distinct rows to rounding, and no other row has one."""
+    features = _several_tables.make_features(SMALL, num_tables)
+    sides = _several_tables.make_sides(SMALL, features)
+    sets, vectors = sides["ours"].forward()
+    (gradients,) = sides["ours"].backward((sets, vectors))
+    whole = torch.zeros(num_tables * (50 // num_tables + 1), 8).index_copy_(0, gradients.slots, gradients.grad)
+    for name in ("dense", "sparse"):
+        padded = sides[name].forward()
+        for feature, ours, theirs in zip(features, vectors, padded, strict=True):
+            assert torch.equal(ours, theirs[feature.real])
+        expected = torch.cat([grad.to_dense() for grad in sides[name].backward(padded)])
+        torch.testing.assert_close(whole, expected)
+        assert float(expected.abs().sum()) > 0
+
+
+def test_figures_of_several_tables() -> None:
+    small = ["num_ids=2560", "num_padding=1200", "max_len=64", "num_rows=640", "width=8", "repeats=1"]
+    record, result = run_benchmark("embedding", small)
+    for part in ("forward", "backward"):
+        for number in (1, 8, 32):
+            assert record.figures[f"lookup_{part}_speedup_tables_{number}"] > 0
+    assert [row[0] for row in result.tables[1].rows] == [1, 8, 32]
+    assert any("coalesce" in note for note in result.notes)
+
+
+def test_the_faster_gradient_is_the_baseline(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = {
+        "ours": {"forward": [1.0, 2.0, 1.0], "backward": [1.0, 1.0, 2.0]},
+        "dense": {"forward": [3.0, 8.0, 5.0], "backward": [9.0, 9.0, 9.0]},
+        "sparse": {"forward": [9.0, 9.0, 9.0], "backward": [4.0, 2.0, 6.0]},
+    }
+    monkeypatch.setattr(embedding, "_run_script", lambda *_: seconds)
+    figures, table = embedding._compare_several_tables({"tables": [8]})
+    assert figures == {"lookup_forward_speedup_tables_8": 4.0, "lookup_backward_speedup_tables_8": 3.0}
+    assert list(table.rows[0]) == [8, 5000.0, 1000.0, 4.0, 4000.0, 1000.0, 3.0, "sparse"]

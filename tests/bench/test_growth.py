@@ -1,4 +1,4 @@
-"""bench growth: what arithmetic predicts, which step counts as a cliff, and one real measurement at small sizes."""
+"""bench growth: what arithmetic predicts, which step counts as a jump, and one real measurement at small sizes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from turbogr.bench._training import Case, measure_in_child
 from turbogr.bench.growth import (
     Point,
     cache_bytes,
-    found_cliffs,
+    found_jumps,
     predict_from_growth,
     predict_from_one_rate,
     touched_rows,
@@ -41,12 +41,12 @@ def test_touched_rows_are_those_that_sampling_gives() -> None:
     assert touched_rows(10**9, 100) == pytest.approx(100, rel=1e-6)
 
 
-def test_a_jump_against_the_prediction_is_a_cliff() -> None:
+def test_a_jump_against_the_prediction_is_found() -> None:
     points = [Point(1, 1.0, 1.0), Point(2, 1.1, 1.0), Point(3, 4.0, 2.0)]
-    (found,) = found_cliffs("length", points)
+    (found,) = found_jumps("length", points)
     assert "between 2 and 3" in found
-    (none,) = found_cliffs("length", points[:2])
-    assert "no cliff from 1 to 2" in none
+    (none,) = found_jumps("length", points[:2])
+    assert "no jump from 1 to 2" in none
 
 
 def test_cache_sizes_are_read(tmp_path: Path) -> None:
@@ -71,7 +71,7 @@ def test_figures_plots_and_notes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert record.figures["length_largest_jump"] == pytest.approx(1)
     assert record.figures["items_400_us_per_token"] == pytest.approx(3 * 256e6)
     assert set(result.plots) == {"length", "items"}
-    assert any("no cliff from 16 to 32" in note for note in result.notes)
+    assert any("no jump from 16 to 32" in note for note in result.notes)
 
 
 def test_a_case_is_measured_in_a_process_of_its_own() -> None:

@@ -1,4 +1,4 @@
-"""bench negatives: both sides compute the same loss, and the figures are the worst of what was compared."""
+"""bench negatives: all implementations compute the same loss, and the figures are the worst over the lengths."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def test_plain_gather_is_the_same_loss(way: str) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_every_way_counts_as_many_negatives(way: str) -> None:
+def test_every_implementation_has_as_many_effective_negatives(way: str) -> None:
     for count in (2, 32, 128, 1024):
         assert WAYS[way](count).num_scored == count
     loss, *_ = prepare(CASE._replace(way=way))()
     assert loss.isfinite().all()
 
 
-def test_sixty_four_are_drawn() -> None:
+def test_sixty_four_negatives_are_drawn() -> None:
     assert shared(1024) == {"num_negatives": 64, "expansion": 16}
     assert shared(32) == {"num_negatives": 16, "expansion": 2}
 
@@ -62,15 +62,15 @@ def test_it_runs_and_records() -> None:
     assert set(result.plots) == {"time", "memory"}
 
 
-def test_what_would_not_fit_is_left_out_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_does_not_fit_is_left_out_with_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(negatives, "memory_bytes", lambda: 2**20)
     assert "left out" in (negatives._too_large(1024, 200, negatives.SETTINGS) or "")
     assert negatives._too_large(1, 2, {"tokens": 2, "dim": 4}) is None
 
 
 @pytest.mark.parametrize(
-    ("setting", "message"), [("ways=[fusd]", "there is no 'fusd'"), ("negatives=1,8", "1 cannot be shared")]
+    ("setting", "message"), [("ways=[fusd]", "unknown 'fusd'"), ("negatives=1,8", "1 cannot be shared")]
 )
-def test_senseless_settings_are_refused(setting: str, message: str) -> None:
+def test_bad_settings_are_refused(setting: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         run_benchmark("negatives", [setting])

@@ -13,7 +13,7 @@ from turbogr.bench._network import LOOPBACK, Network, Node, emulated_network, re
 from turbogr.bench._ranks import run_as_ranks
 from turbogr.errors import UserError
 
-RANK = "tests.bench.answering"
+RANK = "tests.bench.rank_under_test"
 
 HOLDING = """
 import subprocess, sys, time
@@ -37,15 +37,15 @@ def allowed() -> None:
             pytest.skip(network.note)
 
 
-def test_ranks_of_a_node_share_its_network_and_the_link_has_the_rate(allowed: None) -> None:
+def test_ranks_of_a_node_share_a_network_and_the_link_has_the_rate(allowed: None) -> None:
     with emulated_network(2, 80) as network:
         assert network.is_emulated and "2 nodes" in network.note and "80 Mbit/s" in network.note
         found = run_as_ranks(RANK, 4, {"num_bytes": 2_000_000}, network)
     networks = [rank["network"] for rank in found["ranks"]]
     assert networks[0] == networks[1] != networks[2] == networks[3]
     assert os.readlink("/proc/self/ns/net") not in networks
-    assert [rank["place"] for rank in found["ranks"]] == [[0, 0, 2], [1, 1, 2], [2, 0, 2], [3, 1, 2]]
-    # Two messages of 2 MB at 10 MB/s: no faster, whatever else the machine does.
+    assert [rank["numbers"] for rank in found["ranks"]] == [[0, 0, 2], [1, 1, 2], [2, 0, 2], [3, 1, 2]]
+    # Two messages of 2 MB at 10 MB/s: not faster, whatever the load of the machine.
     assert found["seconds"] > 0.39
     assert not namespaces(os.getpid())
 
@@ -68,26 +68,28 @@ def test_nothing_is_left_after_a_signal(number: signal.Signals, allowed: None) -
         assert len(namespaces(process.pid)) == 3
         remove_leftovers()
     assert not namespaces(process.pid)
-    # Its parent is gone, so whoever takes over has to collect it.
+    # Its parent has ended, so it may remain as a zombie for a while.
     state = Path(f"/proc/{sleeping}/stat")
     assert not state.exists() or " Z " in state.read_text()
 
 
-def test_what_is_in_use_is_no_leftover(allowed: None) -> None:
+def test_namespaces_in_use_are_not_removed(allowed: None) -> None:
     with emulated_network(1, 100):
         remove_leftovers()
         assert len(namespaces(os.getpid())) == 2
 
 
-@pytest.mark.parametrize(("command", "told"), [("no-such-command", "No such file"), ("false", "no network namespaces")])
+@pytest.mark.parametrize(
+    ("command", "message"), [("no-such-command", "No such file"), ("false", "no network namespaces")]
+)
 def test_without_namespaces_it_is_loopback_and_says_so(
-    command: str, told: str, monkeypatch: pytest.MonkeyPatch
+    command: str, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = _network._run
     monkeypatch.setattr(_network, "_run", lambda *_: run(command))
     with emulated_network(3, 100) as network:
         assert not network.is_emulated and network.nodes == (Node(),) * 3
-        assert "loopback" in network.note and told in network.note
+        assert "loopback" in network.note and message in network.note
 
 
 def test_loopback_runs_the_command_itself() -> None:
@@ -97,12 +99,12 @@ def test_loopback_runs_the_command_itself() -> None:
 
 def test_nodes_that_are_only_names_still_have_ranks_each() -> None:
     found = run_as_ranks(RANK, 2, {}, Network((Node(),) * 2, ""), threads=2)
-    assert [rank["place"] for rank in found["ranks"]] == [[0, 0, 1], [1, 0, 1]]
+    assert [rank["numbers"] for rank in found["ranks"]] == [[0, 0, 1], [1, 0, 1]]
     assert [rank["threads"] for rank in found["ranks"]] == [2, 2]
 
 
 def test_a_rank_that_fails_ends_the_job_and_is_named() -> None:
-    with pytest.raises(RuntimeError, match=r"rank 1 of 2 ended with 1: .*this rank fell"):
+    with pytest.raises(RuntimeError, match=r"rank 1 of 2 ended with 1: .*this rank fails"):
         run_as_ranks(RANK, 2, {"fails": 1})
 
 

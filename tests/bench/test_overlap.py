@@ -1,4 +1,4 @@
-"""The arithmetic of `bench overlap`, and its ranks on a tiny case."""
+"""`bench overlap`: its arithmetic, and real ranks on a tiny case."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.parallel.ranks import run_ranks
 from turbogr import bench
 from turbogr.bench import _overlap_rank, overlap
 from turbogr.errors import UserError
-from turbogr.parallel.world import World, joined
+from turbogr.parallel.world import World, connected_world
 
 TINY = {
     **overlap.SETTINGS,
@@ -37,11 +37,11 @@ def step(**changes: float) -> dict[str, float]:
         "dim": 64.0,
     }
     usual |= {"main_cpu": 0.75, "other_cpu": 0.25}
-    return {**usual, "rows_asked": 1e6, "rows_read": 1e6, "rows_shared": 2e5, **changes}
+    return {**usual, "rows_requested": 1e6, "rows_read": 1e6, "rows_shared": 2e5, **changes}
 
 
 def test_the_demand_is_the_time_on_the_link_over_that_of_computing() -> None:
-    modes = [step(rows_asked=0.0), step(), step(seconds=1.0)]
+    modes = [step(rows_requested=0.0), step(), step(seconds=1.0)]
     # a million rows of 256 bytes, half of them from the other node, as vectors and as gradients; half of 2 s computes
     assert overlap.link_demand(modes, 2, 1000) == pytest.approx(1e6 * 256 * 8 / 1e9)
     assert overlap.link_demand(modes, 4, 2000) == pytest.approx(1e6 * 256 * 8 / 1e9)
@@ -65,7 +65,7 @@ def test_the_largest_model_has_few_steps_and_can_be_left_out() -> None:
 
 
 def measure(options: dict[str, Any]) -> dict[str, Any]:
-    with joined() as world:
+    with connected_world() as world:
         return _overlap_rank.measure(world, options)
 
 
@@ -77,23 +77,23 @@ def test_ranks_measure_every_mode(options: dict[str, Any]) -> None:
         assert result["seconds"] > 0.0 and result["exposed_sparse"] >= 0.0 and result["skew"] > 0.0
         assert 0.0 < overlap.compute_share(result) < 1.0 and result["main_cpu"] > 0.0
         assert (result["rows_read"] > 0.0) == (mode in ("semi_async", "exact_overlap"))
-        assert (result["rows_asked"] > 0.0) == (mode != "serial")
+        assert (result["rows_requested"] > 0.0) == (mode != "serial")
     assert found[0]["tiny"]["serial"]["exposed_sparse"] > 0.0
 
 
-def test_the_cost_of_the_pipeline_is_measured_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+def test_the_cost_of_the_pipeline_is_measured_alternately(monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = []
 
     def fake(world: World, model: str, mode: str, options: dict[str, Any]) -> dict[str, float]:
-        asked.append(mode)
+        measured.append(mode)
         return {"seconds": 1.05 if mode == "pipeline" else 1.0}
 
     monkeypatch.setattr(_overlap_rank, "_steps", fake)
     assert _overlap_rank.measure(World(), TINY) == {"tiny": pytest.approx(0.05)}
-    assert asked[:4] == ["pipeline", "serial", "serial", "pipeline"]
+    assert measured[:4] == ["pipeline", "serial", "serial", "pipeline"]
 
 
-def test_the_record_has_the_promised_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_record_has_the_documented_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     def fake(module: str, ranks: int, options: dict[str, Any], network: Any = None) -> dict[str, Any]:
         if ranks == 1:
             return {"tiny": 0.004, "small": 0.002}

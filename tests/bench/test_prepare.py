@@ -8,7 +8,7 @@ from turbogr.bench import run_benchmark
 from turbogr.errors import UserError
 
 
-def test_small_logs_are_measured_in_every_way(tmp_path: Path) -> None:
+def test_small_logs_are_measured_with_every_implementation(tmp_path: Path) -> None:
     sizes = ["events=20000,40000", "num_items=500", "reference_events=20000", "fixed_users=10", "fixed_items=50"]
     settings = [*sizes, f"folder={tmp_path}"]
     record, result = run_benchmark("prepare", settings)

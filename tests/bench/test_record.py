@@ -21,7 +21,7 @@ def arguments(*words: str) -> argparse.Namespace:
     return parser.parse_args(["bench", *words])
 
 
-def test_a_record_survives_the_disk(tmp_path):
+def test_a_record_is_written_and_read(tmp_path):
     record = summarise("x", Result({"speed": 2}), {"rows": 5}, command="turbogr bench x")
     record.write(tmp_path / "x.json")
     assert Record.read(tmp_path / "x.json") == record
@@ -32,7 +32,7 @@ def test_a_record_survives_the_disk(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"name": "x", "more": 1}'])
-def test_a_file_that_is_no_record_is_refused(tmp_path, text):
+def test_a_file_that_is_not_a_record_is_refused(tmp_path, text):
     path = tmp_path / "x.json"
     path.write_text(text)
     with pytest.raises(UserError, match=r"x\.json: not a benchmark record"):
@@ -72,12 +72,12 @@ def test_settings_take_the_type_of_their_default(assignment, key, expected):
     [
         ("rows", "write key=value"),
         ("row=1", "Did you mean 'rows'"),
-        ("rows=many", "expected a value like 1000, got 'many'"),
-        ("rows=1.5", "expected a value like 1000"),
-        ("rows=true", "expected a value like 1000"),
-        ("rate=true", "expected a value like 0.5"),
-        ("fast=1", "expected a value like False"),
-        ("sizes=1,x", "expected a value like 1"),
+        ("rows=many", "rows takes a whole number, got 'many'"),
+        ("rows=1.5", "rows takes a whole number"),
+        ("rows=true", "rows takes a whole number"),
+        ("rate=true", "rate takes a number"),
+        ("fast=1", "fast takes true or false"),
+        ("sizes=1,x", "sizes takes a whole number"),
         ("rows=[", "cannot read the value"),
         ("sizes=1,]", "cannot read the value"),
         ("sizes=[1,", "cannot read the value"),
@@ -100,6 +100,9 @@ def test_every_benchmark_says_what_it_measures_and_has_settings():
     assert "record" not in bench.names()
     for name in bench.names():
         assert len(bench.describe(name)) > 10, name
+        lines = bench.docstring(name).splitlines()
+        for start in ("Claim: ", "Compared with: ", "Keys"):
+            assert sum(line.startswith(start) for line in lines) == 1, f"bench {name}: no line '{start}...'"
 
 
 def test_tables_align():
@@ -136,7 +139,7 @@ def test_the_command_measures_prints_and_saves(tmp_path, capsys):
     assert str(target.with_suffix(".svg")) in printed
 
 
-def test_a_precision_that_kills_the_probe_is_a_note_and_no_figure(monkeypatch):
+def test_a_precision_that_crashes_gives_a_note_and_no_figure(monkeypatch):
     from turbogr import machine
 
     monkeypatch.setattr(machine, "_CHILD", "import os, signal; os.kill(os.getpid(), signal.SIGILL)")

@@ -10,14 +10,14 @@ from turbogr.bench import _scaling_rank, scaling
 from turbogr.bench._ranks import RankKilled
 from turbogr.bench._simulator import Cluster, Link, OneRank, Work, step_seconds
 from turbogr.errors import UserError
-from turbogr.parallel.world import joined
+from turbogr.parallel.world import connected_world
 
 WORK = Work(num_ids=100_000, num_items=10_000, dim=64, num_parameters=1_000_000)
 ONE = OneRank(fetch=0.1, compute=10.0, update=0.2)
 INSTANT = Link(0.0, 1e18)
 
 
-def test_distinct_rows_follow_the_birthday_arithmetic() -> None:
+def test_distinct_rows_of_uniform_look_ups() -> None:
     rare = Work(num_ids=10, num_items=10**8, dim=1, num_parameters=1)
     assert rare.distinct() == pytest.approx(10, rel=1e-6)
     assert WORK.distinct() == pytest.approx(10_000 * (1 - 0.9999**100_000), rel=1e-9)
@@ -29,7 +29,7 @@ def test_one_rank_takes_what_was_measured() -> None:
 
 
 @pytest.mark.parametrize(("groups", "members"), [(1, 2), (2, 1), (4, 8), (16, 8)])
-def test_instant_links_leave_little_on_top(groups: int, members: int) -> None:
+def test_instant_links_add_little(groups: int, members: int) -> None:
     seconds = step_seconds(WORK, ONE, Cluster(groups, members, INSTANT, INSTANT, INSTANT))
     assert 10.1 < seconds < 10.6
 
@@ -75,7 +75,7 @@ def _instant(cluster: Cluster) -> Cluster:
     return Cluster(cluster.groups, cluster.members, INSTANT, INSTANT, INSTANT)
 
 
-def test_waiting_stretches_the_computing() -> None:
+def test_waiting_lengthens_the_computing() -> None:
     cluster = Cluster(1, 8, INSTANT, INSTANT, INSTANT)
     more = step_seconds(WORK, ONE, cluster, waiting=0.2) - step_seconds(WORK, ONE, cluster)
     assert more == pytest.approx(2.5)
@@ -97,7 +97,7 @@ def fake_ranks(module: str, ranks: int, options: dict[str, Any]) -> dict[str, An
     return {**found, "core_rate": 50.0 - 5.0 * ranks}
 
 
-def test_the_figures_have_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_record_has_the_documented_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scaling, "run_as_ranks", fake_ranks)
     record, result = bench.run_benchmark("scaling", ["presets=hstu_tiny", "simulated=8,128"])
     assert record.figures["efficiency_2_hstu_tiny"] == pytest.approx(10.5 / 11.5)
@@ -106,7 +106,7 @@ def test_the_figures_have_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
     assert record.figures["simulator_error"] > 0
     assert result.plots.keys() == {"scaling"}
     record, _ = bench.run_benchmark("scaling", ["presets=hstu_large", "simulated=8"])
-    assert "simulator_error" not in record.figures  # two ranks alone do not judge it
+    assert "simulator_error" not in record.figures  # two ranks are not enough to measure its error
     with pytest.raises(UserError, match=r"unknown 'hstu_tinny'.*Did you mean 'hstu_tiny'"):
         bench.run_benchmark("scaling", ["presets=hstu_tinny"])
 
@@ -135,11 +135,11 @@ def measure_small() -> dict[str, Any]:
         "seconds": 0.0,
         "max_steps": 2,
     }
-    with joined() as world:
+    with connected_world() as world:
         return _scaling_rank.measure(world, options)
 
 
-def test_real_ranks_report_the_same_stages_and_links() -> None:
+def test_real_ranks_report_the_same_stages_and_bandwidth() -> None:
     first, second = run_ranks(2, measure_small)
     assert first == second
     assert first["seconds"] >= sum(first["stages"].values()) * 0.99

@@ -14,6 +14,6 @@ def test_every_rank_has_sequences_of_the_same_lengths_and_items_of_its_own() -> 
         assert part.lengths_of_step.tolist() == [3, 5] * 3
         assert part.targets is not None and part.targets.numel() == 8
     for field in ("events", "users"):
-        together = torch.cat([getattr(part, field) for part in parts])
-        assert together.unique().numel() == together.numel()
+        all_ranks = torch.cat([getattr(part, field) for part in parts])
+        assert all_ranks.unique().numel() == all_ranks.numel()
     assert torch.cat([part.items.values for part in parts]).unique().numel() == 24

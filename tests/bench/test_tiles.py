@@ -1,4 +1,4 @@
-"""bench tiles: one real measurement with the kernels in use, and what is made of the times."""
+"""bench tiles: one real measurement with the kernels in use, and the figures computed from the times."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def test_the_built_in_choice_alone_is_the_best() -> None:
 
 
 @needs_kernels
-def test_a_faster_candidate_is_named_and_one_that_cannot_be_built_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_faster_candidate_is_named_and_one_that_cannot_be_built_gives_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
     def build(candidate: tiles.Candidate, root: Path, folder: Path) -> Path:
         if candidate.defines.endswith("=7"):
             raise RuntimeError("blocks must hold whole micro-tiles")

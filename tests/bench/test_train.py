@@ -1,4 +1,4 @@
-"""bench train without its measuring: figures, the paper's column, and the merging of records taken one by one."""
+"""bench train without its measuring: figures, the paper's column, and merging of records."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from turbogr.bench import run_benchmark, train
+from turbogr.bench._paper_models import PAPER_CASES
 from turbogr.bench._training import Case
 from turbogr.errors import UserError
 
@@ -44,10 +45,10 @@ def test_figures_and_the_papers_column() -> None:
 def test_the_paper_gives_every_preset_a_figure() -> None:
     assert train.PAPER_MFU["hstu_tiny"] == 0.0043 and train.PAPER_MFU["hstu_long"] == 0.3408
     assert train.PAPER_MFU["fuxi_tiny"] == 0.0088
-    assert set(train.PAPER_MFU) == set(train.PRESETS)
+    assert set(train.PAPER_MFU) == set(PAPER_CASES)
 
 
-def test_cases_measured_one_by_one_come_together(tmp_path: Path) -> None:
+def test_cases_measured_one_by_one_are_merged(tmp_path: Path) -> None:
     path = tmp_path / "train.json"
     for case in ("ml1m", "hstu_large", "hstu_long"):
         record, result = run_benchmark("train", [f"cases={case}", f"merge={path}"])
@@ -67,7 +68,7 @@ def test_cases_measured_one_by_one_come_together(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "what"), [({"name": "gemm"}, "benchmark"), ({"machine": {}}, "machine"), ({"versions": {}}, "versions")]
 )
-def test_what_does_not_belong_together_is_not_merged(tmp_path: Path, changes: dict[str, object], what: str) -> None:
+def test_records_of_another_machine_are_not_merged(tmp_path: Path, changes: dict[str, object], what: str) -> None:
     path = tmp_path / "train.json"
     record, _ = run_benchmark("train", ["cases=hstu_tiny"])
     record.write(path)
@@ -76,6 +77,6 @@ def test_what_does_not_belong_together_is_not_merged(tmp_path: Path, changes: di
         run_benchmark("train", ["cases=ml1m", f"merge={path}"])
 
 
-def test_an_unknown_case_is_told() -> None:
+def test_an_unknown_case_is_refused() -> None:
     with pytest.raises(UserError, match="hstu_large"):
         run_benchmark("train", ["cases=hstu_lage"])

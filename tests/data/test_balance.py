@@ -38,8 +38,8 @@ def test_every_sequence_comes_once_to_one_rank(case: tuple[np.ndarray, dict[str,
     lengths, options = case
     plan = plan_steps(lengths, **options)
     assert all(len(step) == options["world"] for step in plan)
-    dealt = [int(sequence) for step in plan for part in step for sequence in part]
-    assert sorted(dealt) == list(range(len(lengths)))
+    assigned = [int(sequence) for step in plan for part in step for sequence in part]
+    assert sorted(assigned) == list(range(len(lengths)))
 
 
 @given(plans())
@@ -147,7 +147,7 @@ def test_a_rank_may_have_nothing_to_do() -> None:
     assert [part.tolist() for part in step if 0 in part] == [[0]], "a giant has a rank of its own"
 
 
-def test_equal_lengths_are_dealt_evenly() -> None:
+def test_equal_lengths_are_assigned_evenly() -> None:
     for step in plan_steps(np.full(64, 7), world=4, batch_size=16):
         assert [len(part) for part in step] == [4, 4, 4, 4]
 

@@ -17,7 +17,7 @@ from turbogr.data.batching import (
     training_batch,
     training_sequences,
 )
-from turbogr.data.prepare import prepare_table
+from turbogr.data.prepare.preparation import prepare_table
 from turbogr.data.split import Split
 from turbogr.data.store import Store
 

@@ -10,11 +10,11 @@ import pytest
 
 from tests.data.logs import random_events, write_csv
 from turbogr.cli import main
-from turbogr.data.prepare import prepare
+from turbogr.data.prepare.preparation import prepare
 from turbogr.data.store import Store
-from turbogr.data.summary import Distribution, summarise
+from turbogr.data.store_summary import Distribution, summarise
 
-pytestmark = pytest.mark.filterwarnings("ignore::turbogr.data.prepare.DataWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::turbogr.data.prepare.data_warnings.DataWarning")
 
 
 @pytest.fixture
@@ -32,9 +32,9 @@ def test_prepare_ends_with_the_account(tmp_path: Path, log: Path, capsys: pytest
     store = Store.open(out)
     lines = [line.rsplit(None, 1) for line in capsys.readouterr().out.splitlines()]
     account = {label: int(count.replace(",", "")) for label, count in lines[1:4]}
-    assert account["rows in"] == 300
-    assert account["rows kept"] == store.num_events
-    assert account["rows in"] + account["dropped: item with fewer than 12 events"] == store.num_events < 300
+    assert account["records in"] == 300
+    assert account["records kept"] == store.num_events
+    assert account["records in"] + account["dropped: item with fewer than 12 events"] == store.num_events < 300
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_prepare_ends_with_the_account(tmp_path: Path, log: Path, capsys: pytest
         (["cvs", "LOG"], "Did you mean 'csv'"),
     ],
 )
-def test_mistakes_are_told_in_one_line(
+def test_mistakes_are_reported_in_one_line(
     tmp_path: Path, log: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = [str(log) if argument == "LOG" else argument for argument in arguments]
@@ -65,6 +65,15 @@ def test_the_synthetic_log_is_written_on_demand(tmp_path: Path) -> None:
     assert main(["prepare", "parquet", str(tmp_path / "log.parquet"), "--out", str(tmp_path / "b")]) == 0
     first, second = Store.open(tmp_path / "a").manifest, Store.open(tmp_path / "b").manifest
     assert first.content_hash == second.content_hash
+
+
+def test_preparing_does_not_import_torch(tmp_path: Path) -> None:
+    program = (
+        "import sys, turbogr\n"
+        "turbogr.prepare('synthetic', [], sys.argv[1], num_users=20)\n"
+        "assert 'torch' not in sys.modules, 'importing torch takes a second, which preparing need not'\n"
+    )
+    subprocess.run([sys.executable, "-c", program, str(tmp_path / "store")], check=True)
 
 
 def test_inspect_shows_the_store(tmp_path: Path, log: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 import threading
 
 import numpy as np
@@ -10,7 +9,7 @@ import torch
 from tests.data.logs import random_events
 from turbogr.data.batching import Batch
 from turbogr.data.loader import Loader
-from turbogr.data.prepare import prepare_table
+from turbogr.data.prepare.preparation import prepare_table
 from turbogr.data.split import Split
 from turbogr.data.store import Store
 from turbogr.errors import UserError
@@ -114,30 +113,6 @@ def test_speeds_must_be_given_for_every_rank(store: Store) -> None:
     with pytest.raises(UserError, match=r"parallel\.speeds has 2 numbers for 3 ranks"):
         make(store, num_ranks=3, speeds=[1.0, 2.0])
     assert make(store, speeds=[1.0, 2.0]).num_batches(0) > 0, "without effect on one rank"
-
-
-def test_batches_are_prepared_ahead_on_the_reading_thread(store: Store) -> None:
-    loader = make(store)
-    plain = names(list(make(store)))
-    seen: list[tuple[int, str]] = []
-
-    def prepare(batch: Batch, number: int) -> Batch:
-        seen.append((number, threading.current_thread().name))
-        return dataclasses.replace(batch, negatives=batch.events * 2)
-
-    batches = loader.batches(prepare)
-    first = next(batches)
-    assert len(seen) >= 1 and first.negatives is not None
-    prepared = [first, *batches]
-    assert names(prepared) == plain
-    assert all(torch.equal(batch.negatives, batch.events * 2) for batch in prepared if batch.negatives is not None)
-    assert [number for number, _ in seen] == list(range(len(plain)))
-    assert all(name.startswith("turbogr-loader") for _, name in seen)
-
-    loader.load_state_dict({"epoch": 0, "step": 2})
-    seen.clear()
-    assert names(list(loader.batches(prepare))) == plain[2:]
-    assert seen[0][0] == 0, "numbered from the position on"
 
 
 @pytest.mark.parametrize("num_ranks", [2, 3])

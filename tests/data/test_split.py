@@ -7,12 +7,12 @@ import numpy as np
 import polars as pl
 import pytest
 
-from turbogr.data.prepare import prepare_table
+from turbogr.data.prepare.preparation import prepare_table
 from turbogr.data.split import Split, future_leak, parse_rule
 from turbogr.data.store import Store
 from turbogr.errors import UserError
 
-pytestmark = pytest.mark.filterwarnings("ignore::turbogr.data.prepare.DataWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::turbogr.data.prepare.data_warnings.DataWarning")
 
 
 @pytest.fixture

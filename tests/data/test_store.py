@@ -11,10 +11,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from turbogr.data import replacing
+from turbogr.data import atomic_folder
 from turbogr.data import store as store_module
-from turbogr.data.store import Manifest, Store, StoreWriter
-from turbogr.data.summary import summarise
+from turbogr.data.store import Manifest, Store
+from turbogr.data.store_summary import summarise
+from turbogr.data.store_writer import StoreWriter
 from turbogr.errors import UserError
 
 
@@ -153,7 +154,7 @@ def test_an_empty_name_is_no_target() -> None:
 @pytest.mark.parametrize("exchange", [True, False])
 def test_overwriting_replaces_the_whole_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exchange: bool) -> None:
     if not exchange:
-        monkeypatch.setattr(replacing, "_exchange", lambda first, second: False)
+        monkeypatch.setattr(atomic_folder, "_exchange", lambda first, second: False)
     write(tmp_path / "store")
     write(tmp_path / "store", items=9, overwrite=True)
     assert Store.open(tmp_path / "store").num_items == 9
@@ -172,7 +173,7 @@ def test_an_exception_leaves_nothing_behind(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_full_disk_is_told_in_a_sentence(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_in_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is full"), StoreWriter(tmp_path / "store"):
         raise OSError(28, "No space left on device")
     assert list(tmp_path.iterdir()) == []
@@ -255,7 +256,7 @@ def test_a_manifest_that_is_no_text_is_refused(tmp_path: Path) -> None:
         ("times", np.array([0, 1, 2, 3, 2**62]), "outside 1970 to 2200"),
     ],
 )
-def test_wrong_values_in_a_store_are_told_when_it_is_read(
+def test_wrong_values_in_a_store_are_an_error_when_it_is_read(
     tmp_path: Path, column: str, values: Any, message: str
 ) -> None:
     path = write(tmp_path / "store").path
@@ -294,14 +295,14 @@ def test_a_folder_that_another_writer_cleans_away_is_made_again(
         folder = make(**options)
         if not cleaned:
             cleaned.append(folder)
-            replacing.remove_abandoned(target)
+            atomic_folder.remove_abandoned(target)
         return folder
 
     def cleaned_before_it_is_locked(path: Path, flags: int, *rest: Any, **named: Any) -> int:
         handle = opened(path, flags, *rest, **named)
         if len(cleaned) == 1 and flags == os.O_RDONLY:
             cleaned.append(str(path))
-            replacing.remove_abandoned(target)
+            atomic_folder.remove_abandoned(target)
         return handle
 
     monkeypatch.setattr(tempfile, "mkdtemp", cleaned_before_it_is_opened)
@@ -321,7 +322,7 @@ def test_a_failed_second_rename_puts_the_old_store_back(tmp_path: Path, monkeypa
             raise OSError(5, "Input/output error")
         rename(old, new)
 
-    monkeypatch.setattr(replacing, "_exchange", lambda first, second: False)
+    monkeypatch.setattr(atomic_folder, "_exchange", lambda first, second: False)
     monkeypatch.setattr(os, "rename", fail)
     with pytest.raises(OSError, match="Input/output"):
         write(tmp_path / "store", items=9, overwrite=True)

@@ -63,7 +63,7 @@ def test_the_good_log_is_good(turbogr, log, tmp_path):
         pytest.param(GOOD.replace("1600000060", "-5", 1), [], ["timestamp", "-5"], id="negative time"),
         pytest.param(GOOD.replace("1600000060", "", 1), [], ["timestamp", "line 3"], id="missing time"),
         pytest.param("", [], ["empty"], id="empty file"),
-        pytest.param("user_id,item_id,timestamp\n", [], ["no rows"], id="header alone"),
+        pytest.param("user_id,item_id,timestamp\n", [], ["no records"], id="header alone"),
         pytest.param("user_id,item_id,timestamp\nu,a,1\nu,b,2\n", [], ["a single user"], id="one user"),
         pytest.param("user_id,item_id,timestamp\nu,a,1\nv,a,2\n", [], ["a single item"], id="one item"),
         pytest.param(GOOD, ["--split", "leave-one-uot"], ["leave-one-uot", "leave-one-out"], id="misspelt split"),

@@ -15,7 +15,7 @@ import pytest
 
 from tests.end_to_end.tiny import train_arguments
 from turbogr import cli
-from turbogr.train import trainer
+from turbogr.training import trainer
 
 # What the clock decides, not the training.
 TIMES = {
@@ -26,7 +26,8 @@ TIMES = {
 KILL_AT_STEP = """
 import os, signal, sys
 from turbogr import cli, machine
-from turbogr.train import checkpoint, trainer
+from turbogr import checkpoints as checkpoint
+from turbogr.training import trainer
 machine.gemm_peak = lambda *args, **kwargs: 1e11
 {patch}
 sys.exit(cli.main(sys.argv[1:]))

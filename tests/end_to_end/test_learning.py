@@ -11,7 +11,7 @@ import pytest
 
 import turbogr as api
 from turbogr.config import Config, DataConfig, EvaluateConfig, LossConfig, ModelConfig, OptimizerConfig, TrainConfig
-from turbogr.models.retrieval import BLOCKS
+from turbogr.plugins import built_in_names
 from turbogr.recommend import Recommender
 
 NUM_ITEMS, NUM_PAIRS, LENGTH = 20, 30, 8
@@ -62,20 +62,36 @@ def hit_rate(recommender: Recommender, users: list[Events]) -> float:
     return sum(listed[0][0] == item for listed, (item, _) in zip(found, targets, strict=True)) / len(users)
 
 
-@pytest.mark.parametrize("name", BLOCKS)
-@pytest.mark.filterwarnings("ignore::turbogr.data.prepare.DataWarning")
+LOSSES = {
+    "full-softmax": LossConfig(name="full-softmax"),
+    "bce": LossConfig(name="bce", num_negatives=16, temperature=0.1),
+    "gbce": LossConfig(name="gbce", num_negatives=16, temperature=0.1),
+}
+
+
+@pytest.mark.parametrize("name", built_in_names("block"))
+@pytest.mark.filterwarnings("ignore::turbogr.data.prepare.data_warnings.DataWarning")
 def test_a_tiny_set_is_memorised_from_log_to_metrics(name: str, tmp_path: Path) -> None:
+    assert_memorised(dataclasses.replace(RECIPE, model=dataclasses.replace(RECIPE.model, name=name)), tmp_path)
+
+
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES.keys())
+@pytest.mark.filterwarnings("ignore::turbogr.data.prepare.data_warnings.DataWarning")
+def test_every_loss_memorises_it(loss: LossConfig, tmp_path: Path) -> None:
+    assert_memorised(dataclasses.replace(RECIPE, loss=loss), tmp_path)
+
+
+def assert_memorised(recipe: Config, folder: Path) -> None:
     first, second = pairs_of_users()
     rows = [(user, item, time) for user, events in enumerate(first + second) for item, time in events]
     table = pd.DataFrame(rows, columns=["user_id", "item_id", "timestamp"])
-    api.prepare_table(table, tmp_path / "data", split=RECIPE.data.split)
-    model = dataclasses.replace(RECIPE.model, name=name)  # type: ignore[arg-type]
-    api.fit(dataclasses.replace(RECIPE, model=model), tmp_path / "data", tmp_path / "run")
+    api.prepare_table(table, folder / "data", split=recipe.data.split)
+    api.train(recipe, folder / "data", folder / "run")
 
-    measured = api.evaluate_run(tmp_path / "run")
+    measured = api.evaluate(folder / "run")
     assert measured.num_users == NUM_PAIRS
     assert measured.metrics["hr@1"] == measured.metrics["mrr"] == 1.0
     assert measured.baselines["markov"]["hr@1"] < 0.5, "the newest item alone must not tell"
-    recommender = api.load(tmp_path / "run")
+    recommender = api.load(folder / "run")
     assert hit_rate(recommender, second) == 1.0
     assert hit_rate(recommender, shuffled(second)) < 0.6

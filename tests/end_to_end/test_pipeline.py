@@ -86,9 +86,9 @@ def test_the_report_is_one_page(turbogr, evaluated):
 
 
 def test_python_does_what_the_commands_do(store, run, evaluated, tmp_path):
-    again = api.fit(run / "config.yaml", store, tmp_path / "run")
+    again = api.train(run / "config.yaml", store, tmp_path / "run")
     assert again.status == "finished"
-    measured = api.evaluate_run(tmp_path / "run")
+    measured = api.evaluate(tmp_path / "run")
     saved = json.loads((evaluated / "evaluation.json").read_text())
     assert measured.metrics == saved["parts"]["test"]["model"]
     assert measured.baselines == {name: saved["parts"]["test"][name] for name in ("popularity", "markov")}
@@ -97,7 +97,7 @@ def test_python_does_what_the_commands_do(store, run, evaluated, tmp_path):
 
 
 def test_overrides_from_python(store, tmp_path):
-    result = api.fit(
+    result = api.train(
         Path(__file__).parents[2] / "recipes" / "quickstart.yaml",
         store,
         tmp_path / "run",

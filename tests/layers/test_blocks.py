@@ -12,9 +12,10 @@ from torch import Tensor
 
 from tests.ops.judging import needs_kernels, with_gradients
 from turbogr.config import ModelConfig
+from turbogr.layers.attention_masks import WindowConfig, WindowMask
 from turbogr.layers.block import Block
 from turbogr.layers.tokens import Tokens
-from turbogr.models.retrieval import BLOCKS
+from turbogr.plugins import built_in_names, find
 from turbogr.random import derive_seed, random_words
 
 # No two sizes are equal, so none can stand for another.
@@ -38,10 +39,11 @@ class Sequence(NamedTuple):
     times: Tensor
     next_times: Tensor
     drop: Callable[[Tensor, int], Tensor]
+    window: int
 
-    def causal(self) -> Tensor:
-        """Which j a token i sees, [n, n]: itself and earlier ones."""
-        return torch.ones(len(self.times), len(self.times), dtype=torch.bool).tril()
+    def visible(self) -> Tensor:
+        """Which j a token i sees, [n, n]: itself and earlier ones, at most `window`."""
+        return torch.ones(len(self.times), len(self.times), dtype=torch.bool).tril().triu(1 - self.window)
 
     def distances(self) -> Tensor:
         """|t_{i+1} - t_j| in seconds, [n, n] int64."""
@@ -87,7 +89,7 @@ def hstu(x: Tensor, w: Weights, sequence: Sequence) -> Tensor:
     u, v, q, k = silu(layer_norm(x, 1e-6) @ w["uvqk"]).split([v_width, v_width, qk_width, qk_width], dim=1)
     bias = by_position(w["position_weight"], len(x)) + by_bucket(w["time_weight"], sequence)
     attended = [
-        (silu(q_h @ k_h.T + bias) / MAX_LEN * sequence.causal()) @ v_h
+        (silu(q_h @ k_h.T + bias) / MAX_LEN * sequence.visible()) @ v_h
         for q_h, k_h, v_h in zip(heads(q), heads(k), heads(v), strict=True)
     ]
     gated = sequence.drop(u * layer_norm(torch.cat(attended, dim=1), 1e-6), 0)
@@ -100,7 +102,7 @@ def sasrec(x: Tensor, w: Weights, sequence: Sequence) -> Tensor:
     k, v = (x @ w["key_value_weight"] + w["key_value_bias"]).split([NUM_HEADS * QK_DIM, NUM_HEADS * V_DIM], dim=1)
     attended = []
     for q_h, k_h, v_h in zip(heads(q), heads(k), heads(v), strict=True):
-        weights = torch.exp(q_h @ k_h.T / QK_DIM**0.5) * sequence.causal()
+        weights = torch.exp(q_h @ k_h.T / QK_DIM**0.5) * sequence.visible()
         attended.append(weights / weights.sum(1, keepdim=True) @ v_h)
     z = layer_norm(n + sequence.drop(torch.cat(attended, dim=1) @ w["out_weight"] + w["out_bias"], 0), 1e-8)
     hidden = sequence.drop((z @ w["ffn_up"] + w["ffn_up_bias"]).clamp(min=0), 1)
@@ -110,13 +112,13 @@ def sasrec(x: Tensor, w: Weights, sequence: Sequence) -> Tensor:
 def fuxi(x: Tensor, w: Weights, sequence: Sequence, *, content: bool, decay: bool) -> Tensor:
     v_width, qk_width = NUM_HEADS * V_DIM, NUM_HEADS * QK_DIM if content else 0
     u, v, q, k = silu(rms_norm(x) @ w["uvqk"]).split([(2 + content) * v_width, v_width, qk_width, qk_width], dim=1)
-    position = by_position(w["position_weight"], len(x)) * sequence.causal()
-    time = (by_decay if decay else by_bucket)(w["time_weight"], sequence) * sequence.causal()
+    position = by_position(w["position_weight"], len(x)) * sequence.visible()
+    time = (by_decay if decay else by_bucket)(w["time_weight"], sequence) * sequence.visible()
     channels = []
     for q_h, k_h, v_h in zip(heads(q), heads(k), heads(v), strict=True):
         channels += [position @ v_h, time @ v_h]
         if content:
-            channels.append((silu(q_h @ k_h.T) / MAX_LEN * sequence.causal()) @ v_h)
+            channels.append((silu(q_h @ k_h.T) / MAX_LEN * sequence.visible()) @ v_h)
     gated = sequence.drop(u * rms_norm(torch.cat(channels, dim=1)), 0)
     o = x + gated @ w["out_weight"] + w["out_bias"]
     inner = sequence.drop(rms_norm(o), 1)
@@ -145,7 +147,7 @@ def make_block(name: str, rate: float) -> Block:
         ffn_multiplier=FFN_DIM / DIM,
         dropout=rate,
     )
-    return BLOCKS[name](config, SITE)
+    return find("block", name).factory(config, SITE)
 
 
 def make_tokens(seed: int | None) -> Tokens:
@@ -164,7 +166,7 @@ def make_tokens(seed: int | None) -> Tokens:
     )
 
 
-def formula(name: str, names: list[str], tokens: Tokens, rate: float) -> Callable[..., Tensor]:
+def formula(name: str, names: list[str], tokens: Tokens, rate: float, window: int) -> Callable[..., Tensor]:
     """The definition of a block as a function of x [T, D] and the parameters in the order of `names`."""
 
     def drop(x: Tensor, number: int, keys: Tensor) -> Tensor:
@@ -177,7 +179,7 @@ def formula(name: str, names: list[str], tokens: Tokens, rate: float) -> Callabl
         weights = dict(zip(names, values, strict=True))
         columns = (x, tokens.times, tokens.next_times, tokens.keys)
         rows = [
-            FORMULAS[name](vectors, weights, Sequence(times, next_times, partial(drop, keys=keys)))
+            FORMULAS[name](vectors, weights, Sequence(times, next_times, partial(drop, keys=keys), window))
             for vectors, times, next_times, keys in zip(*(column.split(LENGTHS) for column in columns), strict=True)
         ]
         return torch.cat(rows)
@@ -186,10 +188,18 @@ def formula(name: str, names: list[str], tokens: Tokens, rate: float) -> Callabl
 
 
 def assert_is_the_formula(
-    name: str, rate: float, seed: int | None, backend: str, dtype: torch.dtype, tolerance: float
+    name: str,
+    rate: float,
+    seed: int | None,
+    backend: str,
+    dtype: torch.dtype,
+    tolerance: float,
+    window: int | None = None,
 ) -> None:
     """Compare outputs and the gradients of the input and every parameter."""
     block, tokens = make_block(name, rate), make_tokens(seed)
+    if window is not None:
+        tokens = tokens._replace(visible=WindowMask(WindowConfig(window)).ranges(tokens))
     random = torch.Generator().manual_seed(2)
 
     def normal(shape: torch.Size) -> Tensor:
@@ -205,22 +215,33 @@ def assert_is_the_formula(
         return out
 
     ours = with_gradients(compute, inputs, grad, backend, dtype)
-    exact = with_gradients(formula(name, names, tokens, rate), inputs, grad, "reference", torch.float64)
+    exact = with_gradients(
+        formula(name, names, tokens, rate, window or MAX_LEN), inputs, grad, "reference", torch.float64
+    )
     for tensor_name, o, e in zip(("out", "x", *names), ours, exact, strict=True):
         assert o.shape == e.shape, tensor_name
         assert float((o - e).abs().max()) <= tolerance * float(e.abs().max()), tensor_name
 
 
 @pytest.mark.parametrize(("backend", "dtype", "tolerance"), BACKENDS)
-@pytest.mark.parametrize("name", BLOCKS)
+@pytest.mark.parametrize("name", built_in_names("block"))
 def test_a_block_is_its_formula(name: str, backend: str, dtype: torch.dtype, tolerance: float) -> None:
     assert_is_the_formula(name, 0.5, None, backend, dtype, tolerance)
 
 
 @pytest.mark.parametrize(("backend", "dtype", "tolerance"), BACKENDS)
 @pytest.mark.parametrize("rate", [0.2, 0.5])
-@pytest.mark.parametrize("name", BLOCKS)
+@pytest.mark.parametrize("name", built_in_names("block"))
 def test_a_block_drops_where_its_formula_says(
     name: str, rate: float, backend: str, dtype: torch.dtype, tolerance: float
 ) -> None:
     assert_is_the_formula(name, rate, SEED, backend, dtype, tolerance)
+
+
+@pytest.mark.parametrize(("backend", "dtype", "tolerance"), BACKENDS)
+@pytest.mark.parametrize("window", [2, 3])
+@pytest.mark.parametrize("name", built_in_names("block"))
+def test_a_block_sees_what_the_mask_says(
+    name: str, window: int, backend: str, dtype: torch.dtype, tolerance: float
+) -> None:
+    assert_is_the_formula(name, 0.5, None, backend, dtype, tolerance, window)

@@ -17,13 +17,14 @@ def draw(rows: int, width: int) -> torch.Tensor:
 
 @pytest.mark.parametrize(("rows", "width"), [(0, 5), (1, 1), (3, 7), (65, 64), (200, 33)])
 def test_the_kernel_is_the_definition(rows: int, width: int) -> None:
-    if (reason := native.why_not(torch.device("cpu"), torch.float32)) is not None:
+    if (reason := native.BACKEND.problem) is not None:
         pytest.skip(reason)
     keys = torch.arange(rows) * 2**33 - 7
     results = []
-    for function in ("reference", "cpu"):
+    for backend in ("reference", "cpu"):
         x = draw(rows, width).requires_grad_()
-        y = registry._backends["keyed_dropout"][function].function(x, DROPOUT, keys)
+        with registry.backend(backend):
+            y = keyed_dropout(x, DROPOUT, keys)
         (y * draw(rows, width).cos()).sum().backward()
         results.append((y.detach(), x.grad))
     for expected, ours in zip(*results, strict=True):
@@ -32,7 +33,7 @@ def test_the_kernel_is_the_definition(rows: int, width: int) -> None:
 
 
 def test_the_operator_is_sound() -> None:
-    if (reason := native.why_not(torch.device("cpu"), torch.float32)) is not None:
+    if (reason := native.BACKEND.problem) is not None:
         pytest.skip(reason)
     arguments = (draw(4, 6).requires_grad_(), torch.arange(4), 0.3, 5)
     torch.library.opcheck(torch.ops.turbogr.keyed_dropout, arguments)

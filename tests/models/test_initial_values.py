@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.distributions import Distribution, Normal, Uniform
 
 from turbogr.config import ModelConfig
-from turbogr.layers.item_table import ItemTable
 from turbogr.models import RetrievalModel
-from turbogr.models.retrieval import BLOCKS
+from turbogr.plugins import built_in_names
+from turbogr.tables.table import LocalTable
 
 # No two sizes are equal, and every parameter that is drawn has some thousand entries.
 DIM, NUM_HEADS, QK_DIM, V_DIM, FFN_DIM, MAX_LEN, NUM_TIME_BUCKETS = 64, 2, 24, 40, 96, 1024, 2500
@@ -112,7 +112,7 @@ def assert_initial(values: Tensor, expected: Distribution | Tensor, name: str) -
     assert float((expected.cdf(values.flatten().sort().values) - shares).abs().max()) < 1.95 / math.sqrt(n), name
 
 
-@pytest.mark.parametrize("name", BLOCKS)
+@pytest.mark.parametrize("name", built_in_names("block"))
 def test_every_parameter_starts_as_expected(name: str) -> None:
     parameters = dict(make_model(name, seed=0).named_parameters())
     assert_initial(parameters.pop("position"), POSITION, "position")
@@ -126,12 +126,12 @@ def test_every_parameter_starts_as_expected(name: str) -> None:
 
 
 def test_the_item_table_starts_as_expected() -> None:
-    table = ItemTable(500, DIM)
-    table.reset_parameters(0)
+    table = LocalTable(500, DIM)
+    table.draw(0, 500, 0)
     assert_initial(table.weight, TABLE, "item table")
 
 
-@pytest.mark.parametrize("name", BLOCKS)
+@pytest.mark.parametrize("name", built_in_names("block"))
 def test_parameters_follow_the_generator_alone_and_no_two_blocks_are_alike(name: str) -> None:
     torch.manual_seed(1)
     first = dict(make_model(name, seed=0).named_parameters())

@@ -10,12 +10,15 @@ import torch
 
 from turbogr.config import LossConfig, ModelConfig, OptimizerConfig
 from turbogr.data.batching import Batch, batch_from_histories
-from turbogr.layers.item_table import ItemTable
 from turbogr.models import RetrievalModel
-from turbogr.models.encoder import TableEncoder
-from turbogr.models.retrieval import BLOCKS
-from turbogr.negatives import Objective
-from turbogr.train.optimizers import DenseAdamW, RowAdam
+from turbogr.models.table_encoder import TableEncoder
+from turbogr.negatives import LossContext
+from turbogr.negatives.sampled_softmax_loss import SampledSoftmaxLoss
+from turbogr.plugins import built_in_names
+from turbogr.tables.row_optimizers import RowAdam
+from turbogr.tables.table import LocalTable
+from turbogr.tables.working_set import fetch_rows
+from turbogr.training.dense_optimizer import DenseAdamW
 
 NUM_ITEMS, NUM_USERS, LENGTH = 13, 16, 6
 
@@ -54,22 +57,26 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("name", BLOCKS)
+@pytest.mark.parametrize("name", built_in_names("block"))
 def test_a_tiny_set_is_memorised_by_its_order(name: str) -> None:
     config = ModelConfig(name=name, dim=32, num_heads=2, max_len=LENGTH, dropout=0.0)  # type: ignore[arg-type]
-    model, table = RetrievalModel(config), ItemTable(NUM_ITEMS, 32)
+    model, table = RetrievalModel(config), LocalTable(NUM_ITEMS, 32)
     generator = torch.Generator().manual_seed(0)
     model.reset_parameters(generator)
-    table.reset_parameters(0)
+    table.draw(0, NUM_ITEMS, 0)
     optimizer = OptimizerConfig()
     dense, rows = DenseAdamW(model, optimizer), RowAdam(table.weight, optimizer)
-    batch, encoder = make_batch(), TableEncoder(model, table)
-    objective = Objective(LossConfig(), NUM_ITEMS, 0)
+    batch, encoder = make_batch(), TableEncoder(model, table.weight)
+    objective = SampledSoftmaxLoss(LossConfig(), None, LossContext(NUM_ITEMS, 0))
     negatives = torch.arange(NUM_ITEMS).expand(batch.num_tokens, -1)
     assert hit_rate(encoder, batch) < 0.5
     for step in range(200):
-        working_set = table.fetch(model.ids(batch, negatives))
-        model.loss(working_set, batch, objective=objective, step=step, seed=step).mean().backward()
+        working_set = fetch_rows(table, [batch.items.values, batch.targets, negatives])
+        sizes = [batch.num_tokens, batch.num_tokens, negatives.numel()]
+        inputs, positives, others = working_set.index.split(sizes)
+        outputs = model.encode(working_set.rows, inputs, batch, seed=step)
+        candidates = positives, others.view(negatives.shape), working_set.ids
+        objective.loss(outputs, working_set.rows, *candidates, batch, step).mean().backward()
         assert working_set.rows.grad is not None
         dense.step(5e-3)
         rows.update(working_set.ids, working_set.rows.grad, 5e-3, rows.begin())

@@ -11,7 +11,7 @@ from turbogr.config import PRESETS, Config, ModelConfig, dump_config, load_confi
 from turbogr.errors import UserError
 from turbogr.models import RetrievalModel
 from turbogr.models.flops import block_parameters
-from turbogr.models.retrieval import BLOCKS
+from turbogr.plugins import built_in_names
 
 SIZES = ["tiny", "small", "medium", "large", "long"]
 
@@ -40,7 +40,7 @@ def test_fuxi_has_about_the_paper_s_dense_parameters(name: str, size: str, milli
     assert abs(count / 1e6 - millions) / millions < (0.025 if size == "tiny" else 0.006)
 
 
-@pytest.mark.parametrize("name", BLOCKS)
+@pytest.mark.parametrize("name", built_in_names("block"))
 @pytest.mark.parametrize("size", SIZES)
 def test_a_preset_is_a_whole_model(name: str, size: str) -> None:
     with torch.device("meta"):

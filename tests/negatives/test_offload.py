@@ -1,7 +1,7 @@
 """The loss in segments: the same loss, two segments at a time, the next one fetched while one is scored.
 
 Nothing here is an accelerator. `SlowDevice` stands for one: it does what is posted to it when it is waited for, and not
-before, so whoever forgets to wait reads what was there.
+before, so code that forgets to wait reads the old values.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from turbogr.negatives import links, offload
-from turbogr.negatives.links import DirectLink, StagedLink, StreamEngine, Units, link_to
+from turbogr import streams
+from turbogr.negatives import offload
+from turbogr.negatives.host_link import DirectLink, StagedLink, Units, link_to
 from turbogr.negatives.offload import segment_bounds, segmented_softmax
 from turbogr.ops import sampled_softmax
 from turbogr.ops.sampled_softmax import Precision
+from turbogr.streams import CopyStream
 
 
 def make_inputs(num_positions: int, num_negatives: int, *, group: int | None = None, seed: int = 0) -> dict[str, Any]:
@@ -48,7 +50,7 @@ def gradients(loss: Tensor, inputs: dict[str, Any]) -> tuple[Tensor, ...]:
 
 
 class SlowDevice:
-    """Counts what passes through its pinned memory; `posted` is done by `finish` alone."""
+    """Counts what passes through its pinned memory; `posted` is done by `synchronize` alone."""
 
     def __init__(self) -> None:
         self.device = torch.device("cpu")
@@ -62,16 +64,16 @@ class SlowDevice:
         self.pinned_bytes += room.nbytes
         return room.fill_(float("nan")) if dtype.is_floating_point else room
 
-    def mark(self) -> int:
+    def record_caller(self) -> int:
         return self.scored
 
-    def follow(self, mark: int) -> None:
-        self.followed.append(mark)
+    def wait_event(self, event: int) -> None:
+        self.followed.append(event)
 
     def post(self, work: Callable[[], object]) -> None:
         self.posted.append(work)
 
-    def finish(self) -> None:
+    def synchronize(self) -> None:
         while self.posted:
             self.posted.pop(0)()
 
@@ -128,7 +130,7 @@ def test_no_positions_have_no_loss() -> None:
 
 
 @pytest.mark.parametrize(("precision", "share"), [("fp16", 0.5), ("int8", 0.25)])
-def test_negatives_travel_in_their_precision(precision: Precision, share: float) -> None:
+def test_negatives_are_copied_in_their_precision(precision: Precision, share: float) -> None:
     random = torch.Generator().manual_seed(0)
     rows = torch.randn(5000, 64, generator=random)
     units = Units(rows, rows.norm(dim=1).reciprocal())
@@ -224,19 +226,20 @@ from tests.negatives.batches import make_batch
 from turbogr import ops
 from turbogr.bench._training import _reset_peak, _resident_bytes
 from turbogr.config import LossConfig
-from turbogr.negatives import Objective
+from turbogr.negatives import LossContext
+from turbogr.negatives.sampled_softmax_loss import SampledSoftmaxLoss
 torch.set_num_threads(1)
 ops.keep_freed_memory()
 for expansion, segment_mb in ((2, 2.0), (32, 2.0), (32, None)):
     config = LossConfig(num_negatives=32, expansion=expansion, sharing="positions", segment_mb=segment_mb)
-    objective = Objective(config, 20_000, 0)
+    objective = SampledSoftmaxLoss(config, None, LossContext(20_000, 0))
     def run(length):
         batch = make_batch([length] * 4, 20_000)
         outputs, rows = torch.randn(4 * length, 16).requires_grad_(), torch.randn(20_000, 16).requires_grad_()
-        index = torch.cat([batch.targets.int(), objective.draw(batch, 0).flatten()])
+        positives, negatives, ids = batch.targets.int(), objective.draw(batch, 0), torch.arange(20_000)
         before = _resident_bytes("VmRSS")
         _reset_peak()
-        objective.loss(outputs, rows, index, torch.arange(20_000), batch, 0).sum().backward()
+        objective.loss(outputs, rows, positives, negatives, ids, batch, 0).sum().backward()
         return _resident_bytes("VmHWM") - before
     run(16)
     print(run(1024))
@@ -267,7 +270,7 @@ def test_the_next_segment_comes_while_one_is_scored_and_never_into_its_place(mon
     """A copy does not end before the main thread has begun to score the segment before."""
     device = SlowDevice()
     scoring = threading.Semaphore(1)  # nothing is scored while the first segment comes
-    finish = device.finish
+    finish = device.synchronize
 
     def late() -> None:
         assert scoring.acquire(timeout=20), "the segment before is not being scored"
@@ -280,7 +283,7 @@ def test_the_next_segment_comes_while_one_is_scored_and_never_into_its_place(mon
         return loss
 
     link = StagedLink(device, "fp32")
-    monkeypatch.setattr(device, "finish", late)
+    monkeypatch.setattr(device, "synchronize", late)
     monkeypatch.setattr(offload, "sampled_softmax", score)
     inputs = make_inputs(20, 7)
     loss = segmented_softmax(**inputs, budget_bytes=9_000.0, link=link)
@@ -290,7 +293,7 @@ def test_the_next_segment_comes_while_one_is_scored_and_never_into_its_place(mon
     assert device.followed == [max(0, number - 1) for number in range(count)]
     torch.testing.assert_close(loss, sampled_softmax(**inputs))
 
-    monkeypatch.setattr(device, "finish", finish)
+    monkeypatch.setattr(device, "synchronize", finish)
     device.scored, device.followed = 0, []
     found = gradients(loss, inputs)
     # A gradient is complete when its segment has been scored, and goes back before the place is filled again.
@@ -301,45 +304,45 @@ def test_the_next_segment_comes_while_one_is_scored_and_never_into_its_place(mon
 
 
 def test_an_accelerator_copies_on_a_stream_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
+    calls: list[str] = []
 
     class Stream:
         def __init__(self, device: torch.device) -> None:
-            self.name = "copies" if not told else "main"
-            told.append(self.name)
+            self.name = "copies" if not calls else "main"
+            calls.append(self.name)
 
         def __enter__(self) -> None:
-            told.append("enter")
+            calls.append("enter")
 
         def __exit__(self, *error: object) -> None:
-            told.append("exit")
+            calls.append("exit")
 
         def record_event(self) -> str:
             return f"event of {self.name}"
 
         def wait_event(self, event: str) -> None:
-            told.append(f"{self.name} wait for {event}")
+            calls.append(f"{self.name} wait for {event}")
 
         def synchronize(self) -> None:
-            told.append("synchronize")
+            calls.append("synchronize")
 
-    monkeypatch.setattr(links.torch, "Stream", Stream)
-    monkeypatch.setattr(links.torch.accelerator, "current_stream", Stream)
+    monkeypatch.setattr(streams.torch, "Stream", Stream)
+    monkeypatch.setattr(streams.torch.accelerator, "current_stream", Stream)
     link = link_to(torch.device("meta"), torch.device("cpu"), "fp16")
-    assert isinstance(link, StagedLink) and isinstance(link.engine, StreamEngine)
-    monkeypatch.setattr(link.engine, "pinned", lambda shape, dtype: torch.empty(shape, dtype=dtype))
+    assert isinstance(link, StagedLink) and isinstance(link.copies, CopyStream)
+    monkeypatch.setattr(link.copies, "pinned", lambda shape, dtype: torch.empty(shape, dtype=dtype))
     mark = link.mark()
-    told.clear()
+    calls.clear()
     rows = torch.randn(5, 4)
     units, ids = Units(rows, rows.norm(dim=1).reciprocal()), torch.tensor([0, 2, 4])
     buffer = torch.zeros(3, 4)
     link.bring(units, ids, torch.tensor([1]), buffer, mark)
-    assert told == ["copies wait for event of main", "enter", "exit", "enter", "exit", "synchronize"]
+    assert calls == ["copies wait for event of main", "enter", "exit", "enter", "exit", "synchronize"]
     torch.testing.assert_close(buffer, torch.nn.functional.normalize(rows[ids]), rtol=1e-3, atol=1e-3)
-    told.clear()
+    calls.clear()
     total = torch.ones(5, 4)
     link.return_(buffer, ids, total, mark)
-    assert told == ["copies wait for event of main", "enter", "exit", "synchronize"]
+    assert calls == ["copies wait for event of main", "enter", "exit", "synchronize"]
     torch.testing.assert_close(total[ids], 1 + buffer)
     assert isinstance(link_to(torch.device("cpu"), torch.device("cpu"), "fp16"), DirectLink)
 

@@ -11,22 +11,24 @@ import torch
 from tests.negatives.batches import make_batch, part_of
 from tests.ops.judging import by_number_of_threads
 from turbogr.config import HARD_DELAY, LossConfig
-from turbogr.layers.item_table import ItemTable
-from turbogr.negatives import Objective
+from turbogr.negatives import DrawRequest, LossContext
 from turbogr.negatives.alias import AliasTable
 from turbogr.negatives.hard import HardCache
+from turbogr.negatives.sampled_softmax_loss import SampledSoftmaxLoss
 from turbogr.negatives.samplers import (
     HardSampler,
     InBatchSampler,
+    MixtureSampler,
     PopularitySampler,
-    Request,
     UniformSampler,
     shared_out,
 )
+from turbogr.tables.table import LocalTable
 
 NUM_ITEMS = 40
 COUNTS = np.concatenate([[0, 1, 500], np.arange(37) ** 2])
 
+CONTEXT = LossContext(NUM_ITEMS, 1, lambda: COUNTS)
 CONFIGS = {
     "uniform": LossConfig(num_negatives=6),
     "popularity": LossConfig(num_negatives=6, sampler="popularity"),
@@ -39,11 +41,11 @@ CONFIGS = {
 }
 
 
-def make_objective(config: LossConfig) -> Objective:
-    objective = Objective(config, NUM_ITEMS, 5, lambda: COUNTS)
-    table = ItemTable(NUM_ITEMS, 8)
-    table.reset_parameters(0)
-    objective.refresh(table, 0)
+def make_objective(config: LossConfig) -> SampledSoftmaxLoss:
+    objective = SampledSoftmaxLoss(config, None, LossContext(NUM_ITEMS, 5, lambda: COUNTS))
+    table = LocalTable(NUM_ITEMS, 8)
+    table.draw(0, NUM_ITEMS, 0)
+    objective.refresh(table.weight, 0)
     return objective
 
 
@@ -51,8 +53,8 @@ FIRST = HARD_DELAY
 """The first step that draws from the lists made at step 0."""
 
 
-def request(num_keys: int, batch: torch.Tensor) -> Request:
-    return Request(torch.arange(num_keys) * 7 + 3, 11, batch[:1].expand(num_keys, 1), batch)
+def request(num_keys: int, batch: torch.Tensor) -> DrawRequest:
+    return DrawRequest(torch.arange(num_keys) * 7 + 3, 11, batch[:1].expand(num_keys, 1), batch)
 
 
 def chi_square(drawn: torch.Tensor, expected: np.ndarray) -> float:
@@ -68,7 +70,7 @@ def chi_square(drawn: torch.Tensor, expected: np.ndarray) -> float:
 
 @pytest.mark.parametrize("exponent", [0.0, 0.75, 1.0, 2.0])
 def test_popularity_has_its_distribution(exponent: float) -> None:
-    sampler = PopularitySampler(COUNTS, exponent, seed=1)
+    sampler = PopularitySampler(LossConfig(popularity_exponent=exponent), None, CONTEXT)
     weights = np.maximum(COUNTS, 1.0) ** exponent
     probabilities = weights / weights.sum()
     np.testing.assert_allclose(sampler.probabilities(64).numpy(), probabilities)
@@ -76,19 +78,19 @@ def test_popularity_has_its_distribution(exponent: float) -> None:
 
 
 def test_uniform_has_its_distribution() -> None:
-    sampler = UniformSampler(NUM_ITEMS, seed=1)
+    sampler = UniformSampler(LossConfig(), None, CONTEXT)
     assert chi_square(sampler.draw(request(4000, torch.arange(3)), 64), np.full(NUM_ITEMS, 1 / NUM_ITEMS)) < 4
 
 
 def test_in_batch_draws_each_target_of_the_step_equally_often() -> None:
     batch = torch.tensor([3, 3, 9, 0, 22])
-    drawn = InBatchSampler(COUNTS, seed=1).draw(request(4000, batch), 64)
+    drawn = InBatchSampler(LossConfig(), None, CONTEXT).draw(request(4000, batch), 64)
     assert chi_square(drawn, np.bincount(batch, minlength=NUM_ITEMS) / 5) < 4
 
 
 def test_a_mixture_has_the_mean_of_its_parts() -> None:
     config = LossConfig(num_negatives=64, sampler="mixture", shares=(0.25, 0.75, 0.0, 0.0))
-    sampler = Objective(config, NUM_ITEMS, 1, lambda: COUNTS).sampler
+    sampler = SampledSoftmaxLoss(config, None, CONTEXT).sampler
     weights = np.maximum(COUNTS, 1.0) ** 0.75
     expected = 0.25 / NUM_ITEMS + 0.75 * weights / weights.sum()
     probabilities = sampler.probabilities(64)
@@ -103,7 +105,7 @@ def test_shares_of_a_few_are_corrected_for_as_they_are_drawn() -> None:
     config = LossConfig(num_negatives=3, sampler="mixture", shares=(0.5, 0.5, 0.0, 0.0))
     weights = np.maximum(COUNTS, 1.0) ** 0.75
     for expansion, uniform in ((1, 2 / 3), (2, 1 / 2)):
-        objective = Objective(dataclasses.replace(config, expansion=expansion), NUM_ITEMS, 1, lambda: COUNTS)
+        objective = SampledSoftmaxLoss(dataclasses.replace(config, expansion=expansion), None, CONTEXT)
         expected = uniform / NUM_ITEMS + (1 - uniform) * weights / weights.sum()
         drawn = objective.draw(make_batch([8000], NUM_ITEMS), 11)
         assert chi_square(drawn, expected) < 4
@@ -112,7 +114,7 @@ def test_shares_of_a_few_are_corrected_for_as_they_are_drawn() -> None:
 
 
 def test_a_wrong_distribution_would_be_noticed() -> None:
-    drawn = PopularitySampler(COUNTS, 0.75, seed=1).draw(request(4000, torch.arange(3)), 64)
+    drawn = PopularitySampler(LossConfig(), None, CONTEXT).draw(request(4000, torch.arange(3)), 64)
     weights = np.maximum(COUNTS, 1.0) ** 0.8
     assert chi_square(drawn, weights / weights.sum()) > 20
 
@@ -196,18 +198,20 @@ def test_a_large_catalogue_is_looked_up_in_changing_parts(monkeypatch: pytest.Mo
 def test_hard_negatives_belong_to_the_position() -> None:
     objective = make_objective(CONFIGS["hard"])
     batch = make_batch([5, 3], NUM_ITEMS)
-    assert objective.cache is not None and batch.targets is not None
+    assert batch.targets is not None and isinstance(objective.sampler, MixtureSampler)
+    hard = objective.sampler.parts[-1][0]
+    assert isinstance(hard, HardSampler)
     drawn = objective.draw(batch, FIRST)
-    nearest = objective.cache.lists_for(FIRST)[batch.targets]
+    nearest = hard.cache.lists_for(FIRST)[batch.targets]
     assert (drawn[:, 3:, None] == nearest[:, None, :]).any(2).all()
 
 
 def test_hard_negatives_are_drawn_evenly_from_their_list() -> None:
-    cache = HardCache(NUM_ITEMS, 5, every=100, seed=0)
-    cache.refresh(torch.randn(NUM_ITEMS, 6, generator=torch.Generator().manual_seed(0)), 0)
+    sampler = HardSampler(LossConfig(hard_size=5, hard_every=100), None, CONTEXT)
+    sampler.refresh(torch.randn(NUM_ITEMS, 6, generator=torch.Generator().manual_seed(0)), 0)
     keys, target = torch.arange(4000), torch.full((4000, 1), 7)
-    drawn = HardSampler(cache, seed=1).draw(Request(keys, FIRST, target, target[:, 0]), 16)
-    expected = np.bincount(cache.lists_for(FIRST)[7].numpy(), minlength=NUM_ITEMS) / 5
+    drawn = sampler.draw(DrawRequest(keys, FIRST, target, target[:, 0]), 16)
+    expected = np.bincount(sampler.cache.lists_for(FIRST)[7].numpy(), minlength=NUM_ITEMS) / 5
     assert chi_square(drawn, expected) < 4
 
 
@@ -228,5 +232,5 @@ def test_shares_become_whole_numbers(total: int, shares: list[float], wanted: li
 def test_equal_probabilities_need_no_correction() -> None:
     assert make_objective(CONFIGS["uniform"]).log_q is None
     assert make_objective(CONFIGS["hard"]).log_q is None
-    assert Objective(LossConfig(sampler="popularity"), NUM_ITEMS, 0).log_q is None
+    assert SampledSoftmaxLoss(LossConfig(sampler="popularity"), None, LossContext(NUM_ITEMS, 0)).log_q is None
     assert make_objective(CONFIGS["popularity"]).log_q is not None

@@ -9,9 +9,11 @@ import torch
 from tests.negatives.batches import make_batch
 from turbogr.config import HARD_DELAY, LossConfig
 from turbogr.data.batching import Batch
-from turbogr.layers.item_table import ItemTable, WorkingSet
-from turbogr.negatives import Objective
+from turbogr.negatives import LossContext
+from turbogr.negatives.sampled_softmax_loss import SampledSoftmaxLoss
 from turbogr.negatives.sharing import choose_others, group_anchors, group_offsets, sharing_seed, with_others
+from turbogr.tables.table import LocalTable
+from turbogr.tables.working_set import fetch_rows
 
 NUM_ITEMS, WIDTH = 30, 12
 LENGTHS = [7, 1, 4, 2]
@@ -68,7 +70,7 @@ def rounded(items: torch.Tensor, precision: str) -> torch.Tensor:
 
 
 def definition(
-    objective: Objective, outputs: torch.Tensor, weight: torch.Tensor, batch: Batch, step: int
+    objective: SampledSoftmaxLoss, outputs: torch.Tensor, weight: torch.Tensor, batch: Batch, step: int
 ) -> torch.Tensor:
     """The loss position by position, with loops, in the precision of its inputs."""
     config = objective.config
@@ -87,7 +89,9 @@ def definition(
     groups = objective._groups(batch.items.offsets)
     chosen = None
     if groups is None and more:
-        chosen = choose_others(offsets, batch.events, config.num_negatives, more, sharing_seed(objective.seed, step))
+        chosen = choose_others(
+            offsets, batch.events, config.num_negatives, more, sharing_seed(objective.context.seed, step)
+        )
     losses = []
     for t in range(len(targets)):
         row = t if groups is None else int(torch.searchsorted(groups, t, right=True)) - 1
@@ -119,21 +123,23 @@ COMBINATIONS = [
 def test_every_combination_has_the_loss_and_gradients_of_its_definition(options: dict[str, object]) -> None:
     config = LossConfig(num_negatives=5, **options)  # type: ignore[arg-type]
     config.check()
-    objective = Objective(config, NUM_ITEMS, 1, lambda: np.arange(NUM_ITEMS) ** 2)
+    objective = SampledSoftmaxLoss(config, None, LossContext(NUM_ITEMS, 1, lambda: np.arange(NUM_ITEMS) ** 2))
     batch = make_batch(LENGTHS, NUM_ITEMS)
     random = torch.Generator().manual_seed(4)
     outputs = torch.randn(sum(LENGTHS), WIDTH, dtype=torch.float64, generator=random)
-    table = ItemTable(NUM_ITEMS, WIDTH)
+    table = LocalTable(NUM_ITEMS, WIDTH)
     table.weight = torch.randn(NUM_ITEMS, WIDTH, generator=random)
     weights = torch.randn(sum(LENGTHS), dtype=torch.float64, generator=random)
 
-    objective.refresh(table, 0)
+    objective.refresh(table.weight, 0)
     step = HARD_DELAY + 2  # draws from the lists just made
 
     assert batch.targets is not None
-    fetched: WorkingSet = table.fetch([batch.targets, objective.draw(batch, step)])
+    drawn = objective.draw(batch, step)
+    fetched = fetch_rows(table, [batch.targets, drawn])
+    positives, negatives = fetched.index[: sum(LENGTHS)], fetched.index[sum(LENGTHS) :].view(drawn.shape)
     single = outputs.float().requires_grad_()
-    loss = objective.loss(single, fetched.rows, fetched.index, fetched.ids, batch, step)
+    loss = objective.loss(single, fetched.rows, positives, negatives, fetched.ids, batch, step)
     loss.backward(weights.float())
 
     exact_outputs, exact_weight = outputs.clone().requires_grad_(), table.weight.double().requires_grad_()

@@ -11,9 +11,7 @@ from torch import Tensor
 
 from turbogr.ops import native, registry
 
-needs_kernels = pytest.mark.skipif(
-    native.why_not(torch.device("cpu"), torch.float32) is not None, reason="the C++ kernels are not built"
-)
+needs_kernels = pytest.mark.skipif(native.BACKEND.problem is not None, reason="the C++ kernels are not built")
 
 
 def with_gradients(

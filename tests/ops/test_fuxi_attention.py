@@ -104,5 +104,6 @@ def test_the_operator_obeys_the_rules_of_torch_library(functional: bool, content
     )
     q, k = qk or (None, None)
     times = inputs.query_times, inputs.key_times
-    arguments = (q, k, v, inputs.offsets, *times, position_weight, time_weight, inputs.max_len, functional)
+    weights = position_weight, time_weight
+    arguments = (q, k, v, inputs.offsets, None, None, *times, *weights, inputs.max_len, functional, 1.0)
     torch.library.opcheck(torch.ops.turbogr.fuxi_attention.default, arguments)

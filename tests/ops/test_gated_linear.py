@@ -113,7 +113,7 @@ def test_every_instruction_set_drops_the_same_elements(isa: str) -> None:
 
 @needs_kernels
 @pytest.mark.usefixtures("way")
-def test_strided_operands_serve_as_they_are() -> None:
+def test_strided_operands_are_read_in_place() -> None:
     x, gate, residual, weight, bias = (t.float() for t in make_inputs(30, 20, 10))
     wide = torch.cat([gate, residual, x], dim=1)
     strided = gated_linear(wide[:, 30:], wide[:, :20], wide[:, 20:30], weight, bias, norm="layer")
@@ -122,7 +122,7 @@ def test_strided_operands_serve_as_they_are() -> None:
 
 @needs_kernels
 @pytest.mark.usefixtures("way")
-def test_the_gradient_may_come_in_strides() -> None:
+def test_the_gradient_may_be_strided() -> None:
     inputs = [x.float().requires_grad_() for x in make_inputs(30, 20, 10)]
     grad = normal(30, 40).float()
     expanded = torch.ones(1).expand(30, 10)

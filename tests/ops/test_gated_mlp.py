@@ -108,7 +108,7 @@ def test_both_ways_drop_the_same_elements(monkeypatch: pytest.MonkeyPatch) -> No
 
 @needs_kernels
 @pytest.mark.usefixtures("way")
-def test_strided_operands_serve_as_they_are() -> None:
+def test_strided_operands_are_read_in_place() -> None:
     x, gate, up, down = (t.float() for t in make_inputs(30, 20, 10))
     wide = torch.cat([torch.zeros(30, 7), x], dim=1)
     joined = torch.cat([gate, up], dim=1)
@@ -118,7 +118,7 @@ def test_strided_operands_serve_as_they_are() -> None:
 
 @needs_kernels
 @pytest.mark.usefixtures("way")
-def test_the_gradient_may_come_in_strides() -> None:
+def test_the_gradient_may_be_strided() -> None:
     inputs = [x.float().requires_grad_() for x in make_inputs(30, 20, 10)]
     grad = normal(30, 60).float()
     expanded = torch.ones(1).expand(30, 20)

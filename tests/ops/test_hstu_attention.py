@@ -111,7 +111,7 @@ def test_buckets_are_exact_at_every_boundary(num_weights: int) -> None:
 
 
 @needs_kernels
-def test_views_of_a_packed_matrix_serve_as_they_are() -> None:
+def test_views_of_a_packed_matrix_are_read_in_place() -> None:
     inputs = make_inputs([70, 130], 2, 12, 20)
     packed = torch.cat([x.flatten(1).float() for x in (inputs.q, inputs.k, inputs.v)], dim=1)
     q, k, v = packed.split([24, 24, 40], dim=1)
@@ -151,7 +151,8 @@ def test_the_definition_has_the_gradient_it_claims() -> None:
 def test_the_operator_obeys_the_rules_of_torch_library() -> None:
     inputs = make_inputs([3, 0, 20], 2, 4, 6)
     q, k, v, position_weight, time_weight = (x.detach().float().requires_grad_() for x in leaves(inputs))
-    arguments = (q, k, v, inputs.offsets, inputs.query_times, inputs.key_times, position_weight, time_weight, 23, False)
+    times = inputs.query_times, inputs.key_times
+    arguments = (q, k, v, inputs.offsets, None, None, *times, position_weight, time_weight, 23, False, 1.0)
     torch.library.opcheck(torch.ops.turbogr.hstu_attention.default, arguments)
 
 

@@ -36,9 +36,9 @@ def test_every_operator_has_a_compiled_backend() -> None:
 
 @needs_kernels
 def test_kernels_serve_fp32_on_the_cpu_alone() -> None:
-    assert native.why_not(CPU, torch.float32) is None
-    assert native.why_not(CPU, torch.float64) == registry.MISSING_DTYPE
-    assert native.why_not(torch.device("cuda"), torch.float32) == "it runs on the CPU only"
+    assert native.BACKEND.why_not(CPU, torch.float32) is None
+    assert native.BACKEND.why_not(CPU, torch.float64) == "it computes in float32 only"
+    assert native.BACKEND.why_not(torch.device("cuda"), torch.float32) == "it runs on cpu only"
 
 
 @needs_kernels

@@ -102,7 +102,7 @@ def test_a_nan_stays_in_its_row_and_reaches_the_weight() -> None:
 
 
 @needs_kernels
-def test_a_strided_weight_serves() -> None:
+def test_a_strided_weight_is_accepted() -> None:
     x, weight = normal(30, 12).float().requires_grad_(), normal(20, 12).float().t().requires_grad_()
     strided = norm_linear(x, weight, norm="layer", activation="silu")
     packed = norm_linear(x, weight.contiguous(), norm="layer", activation="silu")
@@ -113,7 +113,7 @@ def test_a_strided_weight_serves() -> None:
 
 @needs_kernels
 @pytest.mark.parametrize("norm", ["layer", "rms", "none"])
-def test_strided_rows_serve_as_they_are(norm: str) -> None:
+def test_strided_rows_are_read_in_place(norm: str) -> None:
     wide = normal(40, 100).float()
     weight = normal(30, 20).float()
     for x in (wide[:, 10:40], wide[::2, 10:40], wide[:, 10:70:2]):
@@ -123,7 +123,7 @@ def test_strided_rows_serve_as_they_are(norm: str) -> None:
 
 @needs_kernels
 @pytest.mark.usefixtures("way")
-def test_the_gradient_may_come_in_strides() -> None:
+def test_the_gradient_may_be_strided() -> None:
     x, weight = normal(30, 12).float().requires_grad_(), normal(12, 20).float()
     out = norm_linear(x, weight, norm="layer", activation="silu")
     grad = normal(30, 40).float()

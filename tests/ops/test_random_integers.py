@@ -17,7 +17,7 @@ def test_every_backend_draws_the_same(bound: int, num_columns: int) -> None:
         assert torch.equal(drawn, random.random_integers(keys, seed, num_columns, bound))
 
 
-def test_a_key_gets_the_same_numbers_in_any_company() -> None:
+def test_a_key_gets_the_same_numbers_whatever_the_other_keys_are() -> None:
     keys = torch.arange(100)
     together = random_integers(keys, 5, 9, 1000)
     assert torch.equal(together[40:60], random_integers(keys[40:60], 5, 9, 1000))

@@ -13,12 +13,14 @@ from tests.ops.judging import needs_kernels
 from turbogr.ops import (
     RelativeBias,
     embed,
+    full_softmax,
     gated_linear,
     gated_mlp,
     hstu_attention,
     norm_linear,
     row_adagrad_,
     row_adam_,
+    sampled_logits,
     sampled_softmax,
     softmax_attention,
     unique_rows,
@@ -50,6 +52,8 @@ BY_OFFSETS = {
 BY_INDEX = {
     "embed": lambda index: embed(ROWS, index, ROWS, torch.zeros_like(index), scale=1.0),
     "positions": lambda index: embed(ROWS, torch.zeros_like(index), ROWS, index, scale=1.0),
+    "targets": lambda index: full_softmax(ROWS[:2], ROWS, index, temperature=0.1),
+    "index": lambda index: sampled_logits(ROWS[:2], ROWS, index[:, None], temperature=0.1),
     "positives": lambda index: sampled_softmax(ROWS[:2], ROWS, index, torch.zeros(2, 3).int(), temperature=0.1),
     "negatives": lambda index: sampled_softmax(ROWS[:2], ROWS, index * 0, index[:, None], temperature=0.1),
 }
@@ -78,13 +82,13 @@ def test_a_compiled_graph_checks_the_indices_it_is_given(operator: Any) -> None:
 
 
 @pytest.mark.parametrize("operator", BY_OFFSETS.values(), ids=BY_OFFSETS.keys())
-def test_a_subclass_of_tensor_is_looked_at_too(operator: Any) -> None:
+def test_a_subclass_of_tensor_is_checked_too(operator: Any) -> None:
     with pytest.raises(ValueError, match="from 0 to the 5 values, got 0 to 5000"):
         operator(torch.tensor([0, 2, 5000]).as_subclass(Subclass))
 
 
-def test_offsets_that_fall_are_named_with_their_place() -> None:
-    with pytest.raises(ValueError, match="got 4 then 2 at place 1"):
+def test_offsets_that_decrease_are_named_with_their_position() -> None:
+    with pytest.raises(ValueError, match="got 4 then 2 at position 1"):
         BY_OFFSETS["hstu"](torch.tensor([0, 4, 2, 5]))
 
 
@@ -118,7 +122,7 @@ def test_tensors_of_two_types_are_not_mixed(name: str, call: Any) -> None:
 
 
 @pytest.mark.parametrize("shape", [(5, 0, 4), (5, 1, 0)], ids=str)
-def test_heads_of_nothing(shape: tuple[int, ...]) -> None:
+def test_empty_heads_are_refused(shape: tuple[int, ...]) -> None:
     x = torch.zeros(shape)
     for operator in (
         lambda: hstu_attention(x, x, x, torch.tensor([0, 5]), bias(5, 8), max_len=8),
@@ -129,13 +133,13 @@ def test_heads_of_nothing(shape: tuple[int, ...]) -> None:
             operator()
 
 
-def test_vectors_of_nothing() -> None:
+def test_vectors_of_width_0_are_refused() -> None:
     nothing = torch.zeros(2, 0)
     with pytest.raises(ValueError, match="queries must not be empty along dimension 1"):
         sampled_softmax(nothing, nothing, INDEX, INDEX[:, None], temperature=1.0)
 
 
-def test_odd_words() -> None:
+def test_unknown_choices_are_refused() -> None:
     with pytest.raises(ValueError, match="norm must be one of layer, rms, none, got 'laier'"):
         norm_linear(ROWS, torch.eye(4), norm="laier", activation="none")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="activation must be one of silu, none, got 'gelu'"):
@@ -156,7 +160,7 @@ def test_keys_of_another_type_are_not_truncated(keys: Tensor) -> None:
 
 @needs_kernels
 @pytest.mark.parametrize("decay", [(0.7, 0.6, float("nan")), (0.7, float("nan"), 0.8), (0.7, 0.6, -1.0)], ids=str)
-def test_a_decay_that_is_no_number_does_not_pass_for_weights(decay: tuple[float, float, float]) -> None:
+def test_a_decay_without_a_value_gives_nan(decay: tuple[float, float, float]) -> None:
     inputs = make_inputs([20], 1, 4, 4)
     weights = DecayBias(inputs.query_times, inputs.key_times, inputs.position_weight.float(), torch.tensor(decay))
     v = inputs.v.float()

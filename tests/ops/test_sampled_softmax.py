@@ -342,7 +342,7 @@ def test_groups_that_do_not_fit_are_refused() -> None:
     pools = torch.tensor([[0], [1]])
     with pytest.raises(ValueError, match="offsets must run from 0 to the 3 values"):
         sampled_softmax(*arguments, pools, groups=torch.tensor([0, 1, 2]), **options)
-    with pytest.raises(ValueError, match="offsets leave row 1 empty"):
+    with pytest.raises(ValueError, match="offsets leave sequence 1 empty"):
         sampled_softmax(*arguments, pools, groups=torch.tensor([0, 3, 3]), **options)
     with pytest.raises(ValueError, match="negatives must have shape"):
         sampled_softmax(*arguments, pools, groups=torch.tensor([0, 3]), **options)

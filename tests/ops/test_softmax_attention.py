@@ -80,4 +80,4 @@ def test_a_nan_reaches_the_tokens_that_see_it_and_no_others() -> None:
 def test_the_operator_obeys_the_rules_of_torch_library() -> None:
     inputs = make_inputs([3, 0, 20], 2, 4, 6)
     q, k, v = (x.detach().float().requires_grad_() for x in inputs[:3])
-    torch.library.opcheck(torch.ops.turbogr.softmax_attention.default, (q, k, v, inputs.offsets, 0.5))
+    torch.library.opcheck(torch.ops.turbogr.softmax_attention.default, (q, k, v, inputs.offsets, None, None, 0.5))

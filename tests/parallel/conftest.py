@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.train.conftest import config, write_store
+from tests.training.conftest import config, write_store
 
 __all__ = ["config"]
 

@@ -1,4 +1,4 @@
-"""Real ranks for tests: processes that meet over gloo, forked from a server that has imported torch already."""
+"""Real ranks for tests: processes that connect over gloo, forked from a server that has already imported torch."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch._dynamo", "turbogr.train.run", "tests.parallel.ranks"])
+_context.set_forkserver_preload(["torch._dynamo", "turbogr.training.run", "tests.parallel.ranks"])
 
 
 def run_ranks(size: int, function: Callable[..., Any], *args: Any, local_size: int | None = None) -> list[Any]:
-    """Call function(*args) in `size` processes that see themselves as torchrun's ranks; return what they return.
+    """Call function(*args) in `size` processes with the environment of torchrun; return the results.
 
     `function` must be importable. Raises AssertionError with the traceback of the first rank that failed.
     """
@@ -59,7 +59,7 @@ def _receive(pipe: Connection) -> tuple[bool, Any]:
     try:
         return pipe.recv() if pipe.poll(270) else (False, "no answer within 270 s")
     except EOFError:
-        return False, "the process died"
+        return False, "the process ended without a result"
 
 
 def _run(pipe: Connection, environment: dict[str, Any], function: Callable[..., Any], args: tuple[Any, ...]) -> None:

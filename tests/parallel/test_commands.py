@@ -1,4 +1,4 @@
-"""`--ranks` and torchrun from the outside: exit statuses, signals, a rank that dies, a job that is started again."""
+"""`--ranks` and torchrun from the outside: exit statuses, signals, a rank that is killed, a job that is restarted."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ import pytest
 from tests.end_to_end.tiny import train_arguments
 from tests.parallel.ranks import run_ranks
 from turbogr import cli, machine
-from turbogr.parallel.launch import explain
-from turbogr.parallel.pulse import ENDED_STATUS
-from turbogr.train.checkpoint import load_for_inference
+from turbogr.parallel.heartbeat import SILENT_RANK_STATUS
+from turbogr.parallel.launch import exit_status
+from turbogr.runs import load_model
 
-# Rank 1 ends without a word in its first life.
+# Rank 1 ends without a message in its first attempt.
 CRASHING = """
 import os, sys
 from turbogr import cli, machine
-from turbogr.train import trainer
+from turbogr.runs import load_model
+from turbogr.training import trainer
 machine.gemm_peak = lambda *args, **kwargs: 1e11
 original = trainer.Trainer.step
 def step(self, batch):
@@ -82,22 +83,22 @@ def test_signals_reach_all_ranks_and_one_that_is_killed_or_hangs_is_named(store_
     assert sorted(ranks) == [0, 1]
     asked = time.monotonic()
     process.send_signal(signal.SIGTERM)
-    _, told = process.communicate(timeout=60)
-    assert process.returncode == 128 + signal.SIGTERM, told
+    _, printed = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM, printed
     assert time.monotonic() - asked < 30
-    assert told.rstrip().endswith("--resume --ranks 2") and "Traceback" not in told
+    assert printed.rstrip().endswith("--resume --ranks 2") and "Traceback" not in printed
     assert json.loads((out / "run.json").read_text())["status"] == "interrupted"
     assert not any(Path(f"/proc/{number}").exists() for number in ranks.values())
 
     process = _start_endless(store_path, out, "--resume")
     asked = time.monotonic()
-    dying = _ranks_of(process.pid)[1]
-    os.kill(dying, signal.SIGKILL)
-    _, told = process.communicate(timeout=60)
+    killed = _ranks_of(process.pid)[1]
+    os.kill(killed, signal.SIGKILL)
+    _, printed = process.communicate(timeout=60)
     assert time.monotonic() - asked < 30
-    assert process.returncode == 2, told
-    assert "rank 1 of 2 died with SIGKILL" in told and "Traceback" not in told
-    assert f"rank 0 lost contact with another rank: rank 1 (process {dying} on" in told
+    assert process.returncode == 2, printed
+    assert "rank 1 of 2 was killed by SIGKILL" in printed and "Traceback" not in printed
+    assert f"rank 0 lost contact with another rank: rank 1 (process {killed} on" in printed
 
     process = _start_endless(store_path, out, "--resume", "--set", "parallel.timeout=3")
     asked = time.monotonic()
@@ -106,15 +107,15 @@ def test_signals_reach_all_ranks_and_one_that_is_killed_or_hangs_is_named(store_
     assert process.stderr is not None
     first = next(line for line in process.stderr if line.startswith("turbogr:"))
     os.kill(hanging, signal.SIGKILL)  # the launcher would do that after 30 s
-    _, told = process.communicate(timeout=90)
-    told = first + told
+    _, printed = process.communicate(timeout=90)
+    printed = first + printed
     assert 3 < time.monotonic() - asked < 80
-    assert process.returncode == 2, told
-    assert f"rank 1 (process {hanging} on" in told and "no sign of life for 3 s" in told and "--resume" in told
-    assert "Traceback" not in told and "SIGKILL" not in told
+    assert process.returncode == 2, printed
+    assert f"rank 1 (process {hanging} on" in printed and "no heartbeat for 3 s" in printed and "--resume" in printed
+    assert "Traceback" not in printed and "SIGKILL" not in printed
 
 
-def test_torchrun_starts_a_job_again_from_its_last_checkpoint(
+def test_torchrun_restarts_a_job_from_its_last_checkpoint(
     store_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = tmp_path / "crashing.py"
@@ -127,13 +128,13 @@ def test_torchrun_starts_a_job_again_from_its_last_checkpoint(
     torchrun += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}", "--max-restarts", "1"]
     command = [*torchrun, str(script), *train_arguments(store_path, tmp_path / "two", *settings)]
     agents = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for _ in range(2)]
-    told = "".join(agent.communicate(timeout=200)[1] for agent in agents)
-    assert [agent.returncode for agent in agents] == [0, 0], told
-    assert "resuming after step 4" in told
+    printed = "".join(agent.communicate(timeout=200)[1] for agent in agents)
+    assert [agent.returncode for agent in agents] == [0, 0], printed
+    assert "resuming after step 4" in printed
     monkeypatch.setattr(machine, "gemm_peak", lambda *args, **kwargs: 1e11)
     assert cli.main(train_arguments(store_path, tmp_path / "one", *settings)) == 0
-    one, two = (load_for_inference(tmp_path / name, "last") for name in ("one", "two"))
-    np.testing.assert_allclose(two[1].weight.numpy(), one[1].weight.numpy(), rtol=1e-4, atol=1e-5)
+    one, two = (load_model(tmp_path / name, "last") for name in ("one", "two"))
+    np.testing.assert_allclose(two.tables["item"].numpy(), one.tables["item"].numpy(), rtol=1e-4, atol=1e-5)
 
     evaluate = ["evaluate", str(tmp_path / "two"), "--json"]
     assert cli.main([*evaluate, str(tmp_path / "one.json")]) == 0
@@ -147,21 +148,21 @@ class _Failure:
 
 
 def test_the_status_of_a_job_is_that_of_the_rank_that_failed_first() -> None:
-    assert explain({0: _Failure(2, 20), 1: _Failure(3, 10)}, 2) == 3  # type: ignore[dict-item]
-    assert explain({0: _Failure(-signal.SIGTERM, 20)}, 1) == 128 + signal.SIGTERM  # type: ignore[dict-item]
-    hanging = {0: _Failure(ENDED_STATUS, 10), 1: _Failure(-signal.SIGKILL, 40)}
-    assert explain(hanging, 2) == 2  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="rank 1 of 2 died with SIGSEGV"):
-        explain({0: _Failure(2, 10), 1: _Failure(-signal.SIGSEGV, 20)}, 2)  # type: ignore[dict-item]
+    assert exit_status({0: _Failure(2, 20), 1: _Failure(3, 10)}, 2) == 3  # type: ignore[dict-item]
+    assert exit_status({0: _Failure(-signal.SIGTERM, 20)}, 1) == 128 + signal.SIGTERM  # type: ignore[dict-item]
+    hanging = {0: _Failure(SILENT_RANK_STATUS, 10), 1: _Failure(-signal.SIGKILL, 40)}
+    assert exit_status(hanging, 2) == 2  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="rank 1 of 2 was killed by SIGSEGV"):
+        exit_status({0: _Failure(2, 10), 1: _Failure(-signal.SIGSEGV, 20)}, 2)  # type: ignore[dict-item]
 
 
-@pytest.mark.parametrize(("ranks", "told"), [("0", "--ranks is 0; give at least 1"), ("x", "invalid int value")])
-def test_a_wrong_number_of_ranks_is_told(ranks: str, told: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("ranks", "printed"), [("0", "--ranks is 0; give at least 1"), ("x", "invalid int value")])
+def test_a_wrong_number_of_ranks_is_refused(ranks: str, printed: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["train", "r.yaml", "--data", "d", "--out", "o", "--ranks", ranks]) == 2
-    assert told in capsys.readouterr().err
+    assert printed in capsys.readouterr().err
 
 
-def test_a_rank_starts_no_ranks(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_rank_cannot_start_ranks(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert cli.main(["evaluate", "run", "--ranks", "2"]) == 2
     assert "leave --ranks out" in capsys.readouterr().err

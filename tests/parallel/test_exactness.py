@@ -22,7 +22,7 @@ def alone(store_path: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
 
 
 def _config(**parallel: Any) -> Config:
-    from tests.train.conftest import make_config
+    from tests.training.conftest import make_config
 
     config = make_config()
     return dataclasses.replace(config, parallel=dataclasses.replace(config.parallel, check_every=2, **parallel))
@@ -46,7 +46,7 @@ def test_any_mesh_trains_to_the_same_weights(
 
 
 @pytest.mark.parametrize("groups", [1, 2])
-def test_ranks_without_work_take_part(groups: int, store_path: Path, tmp_path: Path) -> None:
+def test_ranks_without_sequences_take_part(groups: int, store_path: Path, tmp_path: Path) -> None:
     config = _config()
     config = dataclasses.replace(config, data=dataclasses.replace(config.data, batch_size=3))
     one = train_steps(config, store_path, tmp_path, 1, 4)
@@ -64,7 +64,7 @@ def test_ranks_without_work_take_part(groups: int, store_path: Path, tmp_path: P
 
 
 @pytest.mark.parametrize(("precision", "bound"), [("fp16", 2e-3), ("bf16", 1.6e-2)])
-def test_half_precision_on_the_wire_costs_little(
+def test_half_precision_messages_change_the_loss_little(
     precision: str, bound: float, alone: dict[str, Any], store_path: Path, tmp_path: Path
 ) -> None:
     """Measured: the loss moves by less than the rounding of a row, replicas stay equal, and it is not fp32."""
@@ -80,7 +80,7 @@ def test_half_precision_on_the_wire_costs_little(
 
 
 @pytest.mark.parametrize(("groups", "members"), [(1, 2), (2, 2)])
-def test_ranks_draw_what_one_process_draws(groups: int, members: int, store_path: Path, tmp_path: Path) -> None:
+def test_ranks_draw_the_negatives_of_one_process(groups: int, members: int, store_path: Path, tmp_path: Path) -> None:
     loss = LossConfig(
         num_negatives=8, sampler="mixture", shares=(0.25, 0.25, 0.25, 0.25), expansion=2, segment_mb=0.001
     )

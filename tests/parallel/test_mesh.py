@@ -34,11 +34,11 @@ def test_the_mesh_follows_from_the_topology(
 @pytest.mark.parametrize(
     ("groups", "members", "mesh"), [(2, None, (2, 4)), (None, 2, (4, 2)), (8, 1, (8, 1)), (1, None, (1, 8))]
 )
-def test_wishes_are_kept(groups: int | None, members: int | None, mesh: tuple[int, int]) -> None:
+def test_the_config_decides(groups: int | None, members: int | None, mesh: tuple[int, int]) -> None:
     assert choose_mesh(8, 4, groups=groups, members=members)[:2] == mesh
 
 
-def test_wishes_that_do_not_fit_are_refused() -> None:
+def test_a_mesh_that_does_not_fit_is_refused() -> None:
     with pytest.raises(UserError, match=r"parallel\.groups is 3, which does not divide 8 ranks.*1, 2, 4, 8"):
         choose_mesh(8, 8, groups=3)
     with pytest.raises(UserError, match=r"parallel\.groups 2 × parallel\.members 2 is 4, but there are 8 ranks"):

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from tests.parallel.ranks import run_ranks
-from tests.parallel.test_overlap import train_all_modes
-from tests.train.test_objectives import OBJECTIVES
-from tests.train.test_overlap import sparse
+from tests.parallel.test_pipeline import train_all_modes
+from tests.training.test_objectives import OBJECTIVES
+from tests.training.test_pipeline import sparse
 from turbogr.config import Config, LossConfig
 
 _DELAY = 8  # batches are drawn up to 6 steps ahead
@@ -21,7 +21,10 @@ _DELAY = 8  # batches are drawn up to 6 steps ahead
 
 def train_with_early_lists(config: Config, store: Path, run: Path, groups: int) -> dict[str, Any]:
     """Hard negatives come into use soon enough for a short run."""
-    with mock.patch("turbogr.config.HARD_DELAY", _DELAY), mock.patch("turbogr.negatives.hard.HARD_DELAY", _DELAY):
+    with (
+        mock.patch("turbogr.config.schema.HARD_DELAY", _DELAY),
+        mock.patch("turbogr.negatives.hard.HARD_DELAY", _DELAY),
+    ):
         return train_all_modes(config, store, run, groups)
 
 
@@ -35,7 +38,7 @@ def test_modes_and_ranks_draw_and_learn_the_same(
     config = dataclasses.replace(sparse(config), loss=loss)
     one = train_with_early_lists(config, store_path, tmp_path, 1)
     first, *others = run_ranks(groups * members, train_with_early_lists, config, store_path, tmp_path, groups)
-    assert "negatives.newest" not in one["serial"]["state"] or int(one["serial"]["state"]["negatives.newest"]) > 0
+    assert "task.newest" not in one["serial"]["state"] or int(one["serial"]["state"]["task.newest"]) > 0
     for key, tensor in first["serial"]["state"].items():
         assert np.array_equal(first["sync"]["state"][key], tensor), key
         assert np.array_equal(first["exact_overlap"]["state"][key], tensor), key
@@ -46,4 +49,4 @@ def test_modes_and_ranks_draw_and_learn_the_same(
             np.testing.assert_allclose(first[mode]["state"][key], wanted, rtol=2e-3, atol=3e-4, err_msg=key)
     for rank in others:
         for mode, result in rank.items():
-            assert np.array_equal(result["state"]["table.weight"], first[mode]["state"]["table.weight"])
+            assert np.array_equal(result["state"]["tables.item.weight"], first[mode]["state"]["tables.item.weight"])

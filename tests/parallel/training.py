@@ -1,4 +1,4 @@
-"""What ranks do in the tests of distributed training: some steps, and the weights that come out."""
+"""Training functions that ranks run in the tests: some steps, and the resulting weights."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from turbogr.config import Config
 from turbogr.data.store import Store
 from turbogr.parallel.mesh import Mesh, choose_mesh
 from turbogr.parallel.sharded_table import ShardedTable
-from turbogr.parallel.world import World, joined
-from turbogr.train.run import resolve_against, train
-from turbogr.train.trainer import Trainer
+from turbogr.parallel.world import World, connected_world
+from turbogr.training.run import resolve_against, train
+from turbogr.training.trainer import Trainer
 
 
 def make_trainer(config: Config, store: Path, run: Path, world: World, groups: int = 1) -> Trainer:
@@ -29,7 +29,7 @@ def make_trainer(config: Config, store: Path, run: Path, world: World, groups: i
 
 
 def whole_state(trainer: Trainer) -> dict[str, Tensor]:
-    """Every tensor of a run, whole, by name; collective."""
+    """Return every tensor of a run by name, unsharded; all ranks call it together."""
     flat: dict[str, Tensor] = {}
 
     def collect(prefix: str, tree: dict[str, Any]) -> None:
@@ -47,7 +47,7 @@ def whole_state(trainer: Trainer) -> dict[str, Tensor]:
 def train_both_optimizers(config: Config, store: Path, run: Path, groups: int, steps: int) -> dict[str, Any]:
     """`train_steps` with each of the table's optimisers."""
     results = {}
-    with joined():
+    with connected_world():
         for name in ("adam", "adagrad"):
             optimizer = dataclasses.replace(config.optimizer, table=name)
             results[name] = train_steps(dataclasses.replace(config, optimizer=optimizer), store, run, groups, steps)
@@ -55,8 +55,8 @@ def train_both_optimizers(config: Config, store: Path, run: Path, groups: int, s
 
 
 def train_steps(config: Config, store: Path, run: Path, groups: int, steps: int) -> dict[str, Any]:
-    """Train some steps from the start; return the state, the losses, and what this rank holds and has seen."""
-    with joined() as world:
+    """Train some steps from the start; return the state, the losses, this rank.s shard and its batches."""
+    with connected_world() as world:
         trainer = make_trainer(config, store, run, world, groups)
         losses, items = [], []
         while len(losses) < steps:
@@ -67,10 +67,10 @@ def train_steps(config: Config, store: Path, run: Path, groups: int, steps: int)
                 losses.append((trainer.progress.window.loss_sum - before, trainer.progress.window.grad_norm))
                 if len(losses) == steps:
                     break
-        table = trainer.table
+        table = trainer.tables.groups[0].table
         shard = table.weight.clone() if isinstance(table, ShardedTable) else None
         state = whole_state(trainer)
-        # Tensors would be shared through files that die with this process.
+        # Tensors would be shared through files that disappear with this process.
         return {
             "state": {name: tensor.numpy() for name, tensor in state.items()} if world.is_first else None,
             "losses": losses,
@@ -83,7 +83,7 @@ def train_steps(config: Config, store: Path, run: Path, groups: int, steps: int)
 
 def save_after(config: Config, store: Path, run: Path, groups: int, steps: int) -> dict[str, Any] | None:
     """Train some steps and save a checkpoint; return the state on rank 0."""
-    with joined() as world:
+    with connected_world() as world:
         trainer = make_trainer(config, store, run, world, groups)
         for _, batch in zip(range(steps), trainer.loader, strict=False):
             trainer.step(batch)
@@ -94,7 +94,7 @@ def save_after(config: Config, store: Path, run: Path, groups: int, steps: int) 
 
 def load_and_finish_epoch(config: Config, store: Path, run: Path, groups: int) -> dict[str, Any]:
     """Resume, then train to the end of the epoch; return the state as loaded, the events seen and the last loss."""
-    with joined() as world:
+    with connected_world() as world:
         trainer = make_trainer(config, store, run, world, groups)
         trainer.resume()
         state = whole_state(trainer)
@@ -111,7 +111,7 @@ def load_and_finish_epoch(config: Config, store: Path, run: Path, groups: int) -
 
 
 def train_run(config: Config, store: Path, out: Path, signalled: int | None = None, **options: Any) -> dict[str, Any]:
-    """`turbogr.fit`, with SIGTERM raised on rank `signalled` after its third step; return how it ended."""
+    """`turbogr.train`, with SIGTERM raised on rank `signalled` after its third step; return how it ended."""
     step = Trainer.step
 
     def raising(self: Trainer, batch: Any) -> None:

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import yaml
 
-from turbogr.data.store import Manifest, Store, StoreWriter
+from turbogr.data.store import Manifest, Store
+from turbogr.data.store_writer import StoreWriter
 
 CONFIG = {
     "model": {"name": "hstu", "dim": 64, "num_blocks": 2, "num_heads": 2, "max_len": 200, "dropout": 0.2},

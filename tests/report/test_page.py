@@ -13,11 +13,12 @@ import yaml
 
 from turbogr.cli import main
 from turbogr.errors import UserError
+from turbogr.plot import thinned
 from turbogr.report import page
-from turbogr.report.distributions import Lengths, Popularity
+from turbogr.report.data_section import Lengths, Popularity
 from turbogr.report.page import SECTIONS, render, write_report
-from turbogr.report.run import Run
-from turbogr.report.section import Section, thinned
+from turbogr.report.run_data import RunData
+from turbogr.report.section import Section
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 
@@ -84,7 +85,7 @@ def test_every_number_stands_beside_its_protocol(run_folder):
     assert text.count(protocol) == 2  # under the headline and under the table
 
 
-def test_users_that_were_not_measured_are_told(run_folder):
+def test_users_that_were_not_measured_are_counted(run_folder):
     change(run_folder / "evaluation.json", skipped={"one event only": 12, "no history": 0})
     assert "Users not measured: 12 (one event only)." in report(run_folder).text
 
@@ -129,11 +130,11 @@ def test_a_model_below_a_baseline_is_called_that(run_folder):
     assert "does not beat the most popular items and a Markov chain by HR@10" in text
 
 
-def test_a_baseline_that_is_never_right_has_no_factor(run_folder):
+def test_a_baseline_of_zero_has_no_factor(run_folder):
     content = json.loads((run_folder / "evaluation.json").read_text())
     content["parts"]["test"]["popularity"] = dict.fromkeys(content["parts"]["test"]["popularity"], 0.0)
     (run_folder / "evaluation.json").write_text(json.dumps(content))
-    assert "the most popular items (never right)" in report(run_folder).text
+    assert "∞ the most popular items (0.0 %)" in report(run_folder).text
 
 
 def test_other_cut_offs_work(run_folder):
@@ -189,7 +190,7 @@ def test_hostile_ids_stay_text(run_folder):
     assert "&lt;b&gt;" in tree.text
 
 
-def test_an_item_that_the_user_had_before_has_no_rank(run_folder):
+def test_an_item_that_the_user_had_before_has_no_position(run_folder):
     samples = json.loads((run_folder / "samples.json").read_text())
     for user in samples["users"]:
         user["target_rank"] = None
@@ -216,14 +217,22 @@ def test_the_policy_allows_exactly_our_script(run_folder):
     [
         ("metrics.jsonl", "neither training steps nor evaluations"),
         ("evaluation.json", "HSTU, not evaluated yet"),
-        ("samples.json", "There are no sample users"),
+        ("evaluation.json samples.json", "There are no sample users yet"),
     ],
 )
 def test_what_is_missing_is_said_and_the_rest_is_shown(run_folder, missing, words):
-    (run_folder / missing).unlink()
+    for name in missing.split():
+        (run_folder / name).unlink()
     text = report(run_folder).text
     assert words in text
     assert "Length of a user's history" in text
+
+
+def test_a_task_without_samples_has_no_such_section(run_folder):
+    (run_folder / "samples.json").unlink()
+    text = report(run_folder).text
+    assert "Recommendations" not in text
+    assert "sample users" not in text
 
 
 def test_a_run_that_has_just_begun(run_folder):
@@ -238,7 +247,7 @@ def test_a_run_that_has_just_begun(run_folder):
 
 def test_a_run_without_final_evaluation_shows_the_latest(run_folder):
     (run_folder / "evaluation.json").unlink()
-    assert re.search(r"HR@10 on the validation items stood at \d+\.\d % at step 1,200\.", report(run_folder).text)
+    assert re.search(r"HR@10 on the validation items was \d+\.\d % at step 1,200\.", report(run_folder).text)
 
 
 def write_best(run, step):
@@ -295,7 +304,7 @@ def test_a_result_of_another_checkpoint_than_the_best_says_so(run_folder, summar
     assert f"The result is of the checkpoint of {of}, not of the best checkpoint (step 1,150)" in text
 
 
-def test_a_damaged_summary_or_best_is_told_not_fatal(run_folder):
+def test_a_damaged_summary_or_best_is_named_and_not_fatal(run_folder):
     write_best(run_folder, 1150)
     (run_folder / "summary.json").write_text('{"metrics": 3, "baselines": [], "step": "x", "part": null}')
     assert "The result is of the checkpoint of step 850" in report(run_folder).text
@@ -311,19 +320,19 @@ def test_a_bare_run_record_is_enough(run_folder):
     (run_folder / "run.json").write_text("{}")
     (run_folder / "config.yaml").write_text("{}")
     text = report(run_folder).text
-    assert "run.json does not say where the prepared store is" in text
+    assert "run.json does not say where the store is" in text
 
 
 def test_a_store_that_is_gone_or_changed_is_said(run_folder, tmp_path):
     record = json.loads((run_folder / "run.json").read_text())
     record["data"]["path"] = str(shutil.copytree(record["data"]["path"], tmp_path / "copy"))
     change(run_folder / "run.json", data={**record["data"], "content_hash": "0" * 64})
-    assert "now holds other data" in report(run_folder).text
+    assert "does not hold the data that" in report(run_folder).text
     shutil.rmtree(record["data"]["path"])
     assert "does not exist" in report(run_folder).text
 
 
-def test_damaged_files_are_told_not_fatal(run_folder):
+def test_damaged_files_are_named_and_not_fatal(run_folder):
     with (run_folder / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "train", "step": 12')
     (run_folder / "evaluation.json").write_text("{")
@@ -351,13 +360,13 @@ def test_values_of_the_wrong_kind_do_not_break_the_page(run_folder):
 def test_the_profile_of_a_step_is_drawn(run_folder):
     profile = {"steps": 5, "milliseconds": {"hstu_attention": 30.0, "between <operators>": 10.0, "odd": "text"}}
     (run_folder / "profile.json").write_text(json.dumps(profile))
-    text = render(Run.read(run_folder))
-    assert "Where the time of a step goes" in text
+    text = render(RunData.read(run_folder))
+    assert "Time of a step by operator" in text
     assert "hstu attention" in text and "hstu attention 75 %" in text
     assert "steps of 40 ms" in text
     assert "<operators>" not in text
     (run_folder / "profile.json").write_text('{"milliseconds": [1]}')
-    assert "Where the time of a step goes" not in render(Run.read(run_folder))
+    assert "Time of a step by operator" not in render(RunData.read(run_folder))
 
 
 def test_losses_that_are_not_finite_are_counted(run_folder):
@@ -370,7 +379,12 @@ def test_a_resumed_run_counts_its_later_records(tmp_path, run_folder):
     lines = [{"kind": "train", "step": step, "loss": 9.0} for step in (1, 2, 3)]
     lines += [{"kind": "train", "step": step, "loss": 1.0} for step in (2, 3, 4)]
     (run_folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert [(r["step"], r["loss"]) for r in Run.read(run_folder).train] == [(1, 9.0), (2, 1.0), (3, 1.0), (4, 1.0)]
+    assert [(r["step"], r["loss"]) for r in RunData.read(run_folder).training] == [
+        (1, 9.0),
+        (2, 1.0),
+        (3, 1.0),
+        (4, 1.0),
+    ]
 
 
 def test_times_that_are_no_dates_are_not_shown_as_dates(run_folder):
@@ -400,10 +414,10 @@ def test_the_report_is_written_aside(run_folder, monkeypatch):
 
 
 def test_sections_can_be_added(run_folder, tmp_path, monkeypatch):
-    def timeline(run: Run) -> Section:
+    def timeline(run: RunData) -> Section:
         return Section("timeline", "Timeline", "figures.html", {"figures": [], "missing": f"none in {run.name}"})
 
-    tree = parse(render(Run.read(run_folder), [*SECTIONS, timeline]))
+    tree = parse(render(RunData.read(run_folder), [*SECTIONS, timeline]))
     assert "none in quickstart-run" in tree.text
     assert any(a.get("href") == "#timeline" for _, a in tree.found)
 
@@ -467,7 +481,7 @@ def test_lengths_and_popularity_are_summarised_exactly():
     assert summary.edges == sorted(set(summary.edges))
     counts = np.array([0, 5, 90, 5], np.int64)
     popularity = Popularity.of(counts)
-    assert popularity.ranks == [1, 2, 3]
+    assert popularity.positions == [1, 2, 3]
     assert popularity.counts == [90, 5, 5]
     assert popularity.head_share == 0.9
     assert popularity.unused == 1

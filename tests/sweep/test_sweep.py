@@ -17,9 +17,12 @@ import pytest
 from tests.stores import draw_histories, write_store
 from turbogr.cli import main
 from turbogr.errors import UserError
+from turbogr.evaluation.metric_info import MetricInfo
+from turbogr.evaluation.metrics import describe_metric, describe_metrics
 from turbogr.sweep import Comparison, cells_of, compare, parse_axis, parse_variant, runner
-from turbogr.sweep.results import Run
+from turbogr.sweep.results import RunResult
 
+HR = describe_metric("hr@10")
 RECIPE = """
 model: {name: sasrec, dim: 8, num_blocks: 1, num_heads: 1, max_len: 16}
 loss: {num_negatives: 4}
@@ -78,7 +81,7 @@ def test_lists_among_the_values():
         (["train.seed"], "section.key=value,value"),
         (["=1,2"], "section.key=value,value"),
         (["train.seed="], "section.key=value,value"),
-        (["train.seed=1,1"], "1 stands there more than once"),
+        (["train.seed=1,1"], "1 is given more than once"),
         (["optimizer.lr=1e-3,0.001"], "1e-3 and 0.001 are the same value; leave one of them out"),
         (["train.seed=1,1.0"], "1 and 1.0 are the same value"),
         (["optimizer.betas=[0.9, 1e-1],[9e-1, 0.1]"], "are the same value"),
@@ -98,7 +101,7 @@ def test_recipes_of_one_name():
 
 @pytest.mark.parametrize("values", ["a/b,a_b", "'a b',ab"])
 def test_values_that_would_share_a_folder(values):
-    with pytest.raises(UserError, match=r"would share the folder 'r/split=.*'; give the values names .* --variant"):
+    with pytest.raises(UserError, match=r"would share the folder 'r/split=.*'; give these values names .* --variant"):
         cells_of(["r.yaml"], grid(f"data.split={values}", "train.seed=0,1"))
 
 
@@ -124,7 +127,7 @@ def test_a_folder_name_that_is_too_long(size):
 
 @pytest.mark.parametrize("name", ["logs", "sweep.json"])
 def test_a_recipe_named_like_what_a_sweep_writes(name):
-    with pytest.raises(UserError, match=f"a/{name}.yaml: a sweep keeps its own '{name}'.*rename it"):
+    with pytest.raises(UserError, match=f"a/{name}.yaml: a sweep writes its own '{name}'.*rename it"):
         cells_of([f"a/{name}.yaml"], grid("train.seed=0,1"))
 
 
@@ -174,7 +177,7 @@ def test_a_sweep_compares_and_runs_nothing_twice(recipe, data, tmp_path, capsys)
     out = tmp_path / "sweep"
     assert sweep(recipe, data, out, "--grid", "train.seed=0,1", "--jobs", "2") == 0
     shown = capsys.readouterr().out
-    assert "[2/2]" in shown and "ndcg@10" in shown and "±" in shown and "protocol:" in shown
+    assert "[2/2]" in shown and "NDCG@10" in shown and "±" in shown and "protocol:" in shown
     record = json.loads((out / "sweep.json").read_text())
     assert record["metric"] == "ndcg@10" and len(record["runs"]) == 2
     for run in record["runs"]:
@@ -235,8 +238,8 @@ def test_a_signal_reaches_the_runs_and_the_next_start_resumes(recipe, data, tmp_
             break
         time.sleep(0.1)
     os.kill(process.pid, signal.SIGTERM)
-    _, told = process.communicate(timeout=120)
-    assert process.returncode == 143 and "go on with: turbogr sweep" in told
+    _, printed = process.communicate(timeout=120)
+    assert process.returncode == 143 and "continue with: turbogr sweep" in printed
     assert json.loads((out / "tiny" / "run.json").read_text())["status"] == "interrupted"
     record = json.loads((out / "sweep.json").read_text())
     assert record["runs"][0]["finished"] is False
@@ -301,10 +304,10 @@ def test_runs_of_other_data_or_settings_are_not_taken_for_those_of_the_sweep(rec
         assert sweep(recipe, store, out, "--grid", "train.seed=0", "--compare-only", *more) == 2
         shown = capsys.readouterr()
         assert f"tiny/seed=0 is left out: it was {'trained on' if store is other else 'started with'}" in shown.err
-        assert "no run of this sweep" in shown.err and "hr@10" not in shown.out
+        assert "no run of this sweep" in shown.err and "HR@10" not in shown.out
 
 
-def test_figures_by_another_rule_are_made_anew(recipe, data, tmp_path, capsys):
+def test_metrics_by_another_rule_are_measured_again(recipe, data, tmp_path, capsys):
     out = tmp_path / "sweep"
     assert sweep(recipe, data, out, "--grid", "train.seed=0") == 0
     path = out / "tiny" / "seed=0" / "summary.json"
@@ -329,11 +332,11 @@ def test_runs_of_another_recipe_of_the_same_name_are_left_out(recipe, data, tmp_
         "tiny/seed=0 is left out: it was started with model.name=sasrec, not hstu; started with model.dim=8"
         in shown.err
     )
-    assert "hr@10" not in shown.out
+    assert "HR@10" not in shown.out
     recipe.write_text(RECIPE.replace("epochs: 2", "epochs: 3").replace("every: 1", "every: 2"))
     assert sweep(recipe, data, out, "--grid", "train.seed=0", "--compare-only") == 0
     shown = capsys.readouterr()
-    assert not shown.err and "hr@10" in shown.out
+    assert not shown.err and "HR@10" in shown.out
     assert sweep(recipe, data, out, "--grid", "train.seed=0", "--set", "train.epochs=3", "--compare-only") == 2
     assert "it was started with train.epochs=2, not 3\n" in capsys.readouterr().err
     recipe.unlink()
@@ -348,8 +351,8 @@ def test_a_variant_of_other_settings_is_not_gone_on_with(recipe, data, tmp_path,
     config = (out / "tiny" / "slow" / "config.yaml").read_bytes()
     capsys.readouterr()
     assert sweep(recipe, data, out, named[0], named[1].format(1).replace("1e-4", "1e-5")) == 2
-    told = capsys.readouterr().err
-    assert f"{out / 'tiny' / 'slow'} was started with optimizer.lr=0.0001, not 1e-05; give the same value" in told
+    printed = capsys.readouterr().err
+    assert f"{out / 'tiny' / 'slow'} was started with optimizer.lr=0.0001, not 1e-05; give the same value" in printed
     assert (out / "tiny" / "slow" / "config.yaml").read_bytes() == config
     assert sweep(recipe, data, out, named[0], named[1].format(30), "--dry-run") == 0  # and a longer warm-up
     assert "tiny/slow  to do" in capsys.readouterr().out
@@ -367,9 +370,10 @@ def test_no_run_is_made_shorter_than_it_was_trained(recipe, data, tmp_path, caps
     ):
         capsys.readouterr()
         assert sweep(recipe, data, out, *seeds, "train.epochs=4", "--set", setting) == 2
-        told = capsys.readouterr().err
+        printed = capsys.readouterr().err
         assert (
-            f"{out / 'tiny' / 'seed=1'} was {reason}; set it to {least} or more, or start a new run in another" in told
+            f"{out / 'tiny' / 'seed=1'} was {reason}; set it to {least} or more, or start a new run in another"
+            in printed
         )
         assert not (out / "tiny" / "seed=0").exists()
         assert (out / "tiny" / "seed=1" / "config.yaml").read_bytes() == config
@@ -390,13 +394,13 @@ def test_sweeps_with_and_without_a_grid_do_not_share_a_folder(recipe, data, tmp_
     for dry in (["--dry-run"], []):
         capsys.readouterr()
         assert sweep(recipe, data, first, *short, *dry) == 2
-        told = capsys.readouterr().err
-        assert f"{first / 'tiny'} holds the runs of a sweep with --grid or --variant, such as seed=0, and would" in told
-        assert "; choose another --out, or give that --grid or --variant again" in told
+        printed = capsys.readouterr().err
+        assert f"{first / 'tiny'} has runs of a sweep with --grid or --variant in it, such as seed=0," in printed
+        assert "; choose another --out, or give that --grid or --variant again" in printed
         assert sweep(recipe, data, second, "--grid", "train.seed=0", *short, *dry) == 2
-        told = capsys.readouterr().err
-        assert f"{second / 'tiny'} is a run itself, and {second / 'tiny' / 'seed=0'} would lie within it" in told
-        assert "; choose another --out, or move the run away" in told
+        printed = capsys.readouterr().err
+        assert f"{second / 'tiny'} is a run itself, and {second / 'tiny' / 'seed=0'} would be inside it" in printed
+        assert "; choose another --out, or move the run" in printed
     assert not (first / "logs" / "tiny.log").exists() and not (second / "tiny" / "seed=0").exists()
     assert sweep(recipe, data, second / "tiny", "--dry-run") == 2
     assert f"{second / 'tiny'} is a run itself" in capsys.readouterr().err
@@ -404,14 +408,14 @@ def test_sweeps_with_and_without_a_grid_do_not_share_a_folder(recipe, data, tmp_
 
 @pytest.mark.usefixtures("quick_trainer")
 @pytest.mark.parametrize("place", ["", "tiny", "tiny/seed=1", "tiny/seed=1/mine.txt"])
-def test_what_is_no_run_is_told_before_anything_runs(recipe, data, tmp_path, capsys, place):
+def test_what_is_not_a_run_is_refused_before_anything_runs(recipe, data, tmp_path, capsys, place):
     out = tmp_path / "sweep"
     (out / place).parent.mkdir(parents=True, exist_ok=True)
     (out / place).write_text("mine")
     assert sweep(recipe, data, out, "--grid", "train.seed=0,1") == 2
-    told = capsys.readouterr().err
+    printed = capsys.readouterr().err
     folder = out / place if not place.endswith(".txt") else (out / place).parent
-    assert f"{folder} is " in told and "choose another --out" in told
+    assert f"{folder} is " in printed and "choose another --out" in printed
     assert not list(tmp_path.rglob("*.calls"))
 
 
@@ -421,7 +425,7 @@ def test_every_recipe_chooses_by_its_own_metric(recipe, data, tmp_path, capsys):
     out = tmp_path / "sweep"
     assert main(["sweep", str(recipe), str(by_rank), "--data", str(data), "--out", str(out)]) == 0
     shown = capsys.readouterr().out
-    assert "validation, ndcg@10" in shown and "validation, mrr" in shown
+    assert "validation, NDCG@10" in shown and "validation, MRR" in shown
     runs = {run["name"]: run for run in json.loads((out / "sweep.json").read_text())["runs"]}
     for name, metric in (("tiny", "ndcg@10"), ("rank", "mrr")):
         curve = runs[name]["curve"]
@@ -486,7 +490,7 @@ def test_a_run_that_fails_leaves_the_others_alone_and_is_tried_again(recipe, dat
 ENDINGS = [
     ("os.kill(os.getpid(), signal.SIGKILL)", "killed by SIGKILL; the system does that when memory runs out"),
     ("os.kill(os.getpid(), signal.SIGSEGV)", "killed by SIGSEGV"),
-    ("os._exit(3)", "ended with status 3 and no word"),
+    ("os._exit(3)", "ended with status 3 and no message"),
 ]
 
 
@@ -526,7 +530,7 @@ def test_every_run_has_a_log_of_its_own(recipe, data, tmp_path):
     assert len(list((out / "logs").rglob("*.log"))) == 2
 
 
-def test_a_wrong_setting_is_told_before_anything_runs(recipe, data, tmp_path, capsys):
+def test_a_wrong_setting_is_refused_before_anything_runs(recipe, data, tmp_path, capsys):
     assert sweep(recipe, data, tmp_path / "sweep", "--grid", "model.dropout=0.1,2.0") == 2
     assert "dropout" in capsys.readouterr().err
     long = f"data.split=leave-two-out,{'x' * 300}"
@@ -542,7 +546,7 @@ def test_a_wrong_setting_is_told_before_anything_runs(recipe, data, tmp_path, ca
 
 def run_of(name, group, values, finished=True):
     curve = {"epoch": [1.0, 2.0, 3.0][: len(values)], "hr@10": values}
-    return Run(name, group, finished, {"hr@10": max(values)}, None, curve)
+    return RunResult(name, group, finished, HR, [HR], {"hr@10": max(values)}, None, curve)
 
 
 def test_the_table_has_mean_and_spread_and_says_what_is_open():
@@ -551,25 +555,26 @@ def test_the_table_has_mean_and_spread_and_says_what_is_open():
         run_of("a/seed=1", ("a", ""), [0.1, 0.5], finished=False),
         run_of("b/seed=0", ("b", ""), [0.4]),
     ]
-    table = Comparison("hr@10", runs).table()
-    assert table.columns == ["recipe", "runs", "measured on", "epoch chosen on", "best epoch", "hr@10"]
+    table = Comparison(HR, runs).table()
+    assert table.columns == ["recipe", "runs", "measured on", "epoch chosen on", "best epoch", "HR@10"]
     assert table.rows == [
         ["a", "2 (1 not finished)", "test", "test", "2 ± 0", "0.4000 ± 0.1414"],
         ["b", "1", "test", "test", "1", "0.4000"],
     ]
 
 
-def test_runs_without_a_common_epoch_are_drawn_and_told_apart():
+def test_runs_without_a_common_epoch_are_drawn_as_lines_of_their_own():
     runs = [
         dataclasses.replace(run_of(f"a/seed={n}", ("a", ""), [0.1, 0.3]), curve={"epoch": at, "hr@10": [0.1, 0.3]})
         for n, at in enumerate(([0.5, 0.58], [0.55, 0.64]))
     ]
-    comparison = Comparison("hr@10", runs)
+    comparison = Comparison(HR, runs)
     assert comparison.table().rows[0][4] == "0.61 ± 0.04"
     drawn = comparison.plot()
     assert "a/seed=0" in drawn and "a/seed=1" in drawn
-    other = dataclasses.replace(runs[0], name="b", group=("b", ""), metric="mrr", curve={"epoch": [1.0], "mrr": [0.2]})
-    assert "a/seed=0" in Comparison("hr@10", [*runs, other]).plot()
+    curve = {"epoch": [1.0], "mrr": [0.2]}
+    other = dataclasses.replace(runs[0], name="b", group=("b", ""), metric=describe_metric("mrr"), curve=curve)
+    assert "a/seed=0" in Comparison(HR, [*runs, other]).plot()
 
 
 def test_baselines_stand_once_or_with_the_settings_that_change_them():
@@ -577,13 +582,13 @@ def test_baselines_stand_once_or_with_the_settings_that_change_them():
         found = run_of("a", ("a", settings), [0.5])
         return dataclasses.replace(found, part=part, baselines={"popularity": {"hr@10": popularity}, "markov": {}})
 
-    table = Comparison("hr@10", [run("", 0.1), run("", 0.1)]).table()
+    table = Comparison(HR, [run("", 0.1), run("", 0.1)]).table()
     assert table.rows[1:] == [["popularity", "-", "test", "-", "-", "0.1000"], ["markov", "-", "test", "-", "-", "-"]]
-    table = Comparison("hr@10", [run("split=x", 0.1), run("split=y", 0.2), run("split=y", 0.2)]).table()
+    table = Comparison(HR, [run("split=x", 0.1), run("split=y", 0.2), run("split=y", 0.2)]).table()
     assert [row[:2] + row[-1:] for row in table.rows[2:]] == [
         ["popularity", "split=x", "0.1000"], ["popularity", "split=y", "0.2000"], ["markov", "-", "-"]
     ]  # fmt: skip
-    parts = Comparison("hr@10", [run("", 0.1), run("", 0.1, "valid")]).baselines()
+    parts = Comparison(HR, [run("", 0.1), run("", 0.1, "valid")]).baselines()
     assert [baseline.part for baseline in parts if baseline.name == "popularity"] == ["test", "valid"]
 
 
@@ -591,16 +596,51 @@ def test_baselines_measured_at_other_cut_offs_are_the_same():
     def run(settings, baseline):
         found = run_of("a", ("a", settings), [0.5])
         metrics = dict.fromkeys(baseline, 0.5)
-        return dataclasses.replace(found, metrics=metrics, baselines={"popularity": baseline})
+        described = describe_metrics(metrics)
+        return dataclasses.replace(found, metrics=metrics, described=described, baselines={"popularity": baseline})
 
     runs = [run("ks=[10]", {"hr@10": 0.1}), run("ks=[5,10]", {"hr@5": 0.05, "hr@10": 0.1})]
-    table = Comparison("hr@10", runs).table()
-    assert table.columns[-1] == "hr@10"
+    table = Comparison(HR, runs).table()
+    assert table.columns[-1] == "HR@10"
     assert table.rows[2:] == [["popularity", "-", "-", "test", "-", "-", "0.1000"]]
-    (baseline,) = Comparison("hr@10", runs).record()["baselines"]
+    (baseline,) = Comparison(HR, runs).record()["baselines"]
     assert baseline["metrics"] == {"hr@5": 0.05, "hr@10": 0.1} and baseline["settings"] == ""
     runs.append(run("split=y", {"hr@10": 0.2}))
-    assert [row[-1] for row in Comparison("hr@10", runs).table().rows[3:]] == ["0.1000", "0.2000"]
+    assert [row[-1] for row in Comparison(HR, runs).table().rows[3:]] == ["0.1000", "0.2000"]
+
+
+def test_a_metric_that_should_be_low_chooses_its_lowest_value(recipe, data, tmp_path):
+    assert sweep(recipe, data, tmp_path / "sweep") == 0
+    run = tmp_path / "sweep" / "tiny"
+    (run / "summary.json").unlink()  # as of a run that is not finished
+    loss = MetricInfo("ndcg@10", "Log loss", higher_is_better=False)  # by a name that this release's config knows
+    record = {**json.loads((run / "run.json").read_text()), "metrics": [dataclasses.asdict(loss)]}
+    (run / "run.json").write_text(json.dumps(record))
+    losses = [0.6, 0.4, 0.5]
+    records = [
+        {"kind": "eval", "step": 4 * epoch, "part": "valid", "epoch": epoch, "ndcg@10": value, "num_users": 60}
+        for epoch, value in enumerate(losses, start=1)
+    ]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    comparison = compare(cells_of([recipe], []), tmp_path / "sweep")
+    assert comparison is not None
+    assert comparison.runs[0].metrics == {"ndcg@10": 0.4}
+    (row,) = [dict(zip(comparison.table().columns, row, strict=True)) for row in comparison.table().rows]
+    assert (row["best epoch"], row["Log loss"]) == ("2", "0.4000")
+    assert comparison.record()["runs"][0]["best_epoch"] == 2
+    assert "Log loss by epoch on the validation items" in comparison.plot()
+
+
+def test_a_run_evaluated_by_other_metrics_before_is_compared_by_the_common_ones(recipe, data, tmp_path):
+    assert sweep(recipe, data, tmp_path / "sweep") == 0
+    run = tmp_path / "sweep" / "tiny"
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    first = next(line for line in lines if line["kind"] == "eval")
+    del first["hr@50"]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    comparison = compare(cells_of([recipe], []), tmp_path / "sweep")
+    assert comparison is not None
+    assert "hr@10" in comparison.runs[0].curve and "hr@50" not in comparison.runs[0].curve
 
 
 def test_no_mean_mixes_the_test_item_with_the_validation_item(recipe, data, tmp_path, capsys):
@@ -620,10 +660,10 @@ def test_no_mean_mixes_the_test_item_with_the_validation_item(recipe, data, tmp_
         ("1 (1 not finished)", "validation", "validation"),
     ]
     tested = [json.loads((out / "tiny" / f"seed={n}" / "summary.json").read_text())["metrics"]["mrr"] for n in (0, 1)]
-    assert rows[0]["mrr"].startswith(f"{sum(tested) / 2:.4f}")
-    assert rows[1]["mrr"] == f"{comparison.runs[2].metrics['mrr']:.4f}"
+    assert rows[0]["MRR"].startswith(f"{sum(tested) / 2:.4f}")
+    assert rows[1]["MRR"] == f"{comparison.runs[2].metrics['mrr']:.4f}"
     assert [run["part"] for run in comparison.record()["runs"]] == ["test", "test", "valid"]
-    assert "on the validation item" in comparison.plot()
+    assert "on the validation items" in comparison.plot()
 
 
 def test_a_published_recipe_can_choose_its_epoch_on_a_validation_item(tmp_path, capsys):

@@ -35,7 +35,7 @@ LR = 0.12
 
 
 def refuted(measured: Mean, bound: float) -> bool:
-    """Whether a measurement lies above a bound by more than chance explains."""
+    """Whether a measurement lies above a bound by more than the standard error explains."""
     return measured.value - 4 * measured.error > bound
 
 
@@ -118,7 +118,7 @@ def test_theorem_2_holds_with_a_delay_for_every_row():
 
 @pytest.mark.parametrize("delay", [1, 5])
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
-def test_the_drift_and_its_pull_are_within_the_proofs_bounds_and_attain_them(optimizer, delay):
+def test_the_drift_and_its_alignment_are_within_the_proofs_bounds_and_attain_them(optimizer, delay):
     """Inequality (3), with which Theorem 1 counts too, and what the proof of Theorem 4 does with it."""
     problem = Problem((1, 1), "quadratic", c=0.5)
     k, eps = constants(problem), 100.0
@@ -127,23 +127,23 @@ def test_the_drift_and_its_pull_are_within_the_proofs_bounds_and_attain_them(opt
     shares = float(found.bias) / bounds.drift(k, float(found.weighted_step), lr=lr, delay=delay)
     assert 0.98 < shares <= 1
     both = math.sqrt(float(found.weighted_step) * float(found.step))
-    assert 0.97 < float(found.pull) / (math.sqrt(k.gamma) * lr * delay * both) <= 1
+    assert 0.97 < float(found.alignment) / (math.sqrt(k.gamma) * lr * delay * both) <= 1
 
 
 @pytest.mark.parametrize("slots", [(1,) * 4, (10,) * 4, (1, 10, 100, 100)])
 def test_the_bias_of_delays_that_depend_on_the_batch_is_within_that_of_theorem_1(slots):
     problem = periodic(slots, 1.0)
     k = constants(problem)
-    found = simulate(problem, lr=0.1, delay=3, steps=60, seeds=64, start=1.5, delays="contrary")
+    found = simulate(problem, lr=0.1, delay=3, steps=60, seeds=64, start=1.5, delays="adversarial")
     assert 0 < mean(found.bias).value <= bounds.drift(k, mean(found.weighted_step).value, lr=0.1, delay=3)
-    assert mean(found.bias).value <= bounds.bounded_steps(k, problem.chances.tolist(), 0.1 * k.row_range, delay=3)
+    assert mean(found.bias).value <= bounds.bounded_steps(k, problem.probs.tolist(), 0.1 * k.row_range, delay=3)
 
 
 def test_rare_rows_of_bounded_gradients_make_the_bias_linear_in_the_delay():
     problem = Problem((40,) * 4, "periodic")
     k, lr, delay = constants(problem), 0.002, 8
     found = simulate(problem, lr=lr, delay=delay, steps=150, seeds=128, start=math.pi / 4)
-    bound = bounds.bounded_steps(k, problem.chances.tolist(), lr * k.row_range, delay=delay)
+    bound = bounds.bounded_steps(k, problem.probs.tolist(), lr * k.row_range, delay=delay)
     # At π/4 a row's slope and its change are both 1/√2 of their largest, which makes 1/4 of the square of the product.
     assert 3.5 < bound / mean(found.bias).value < 4.5
     assert bounds.drift(k, k.weighted_moment, lr=lr, delay=delay) > 6 * bound
@@ -178,19 +178,19 @@ def test_theorem_4_bounds_the_gradient_at_the_current_parameters_too(run):
             problem, lr=run.lr, delay=delay, steps=steps, seeds=2, start=run.start, optimizer="adagrad", eps=run.eps
         )
         arguments = {"delta": start_loss(problem, run.start), "lr": run.lr, "eps": run.eps}
-        bound = bounds.adagrad_current(k, problem.chances.tolist(), delay=delay, steps=steps, **arguments)
+        bound = bounds.adagrad_current(k, problem.probs.tolist(), delay=delay, steps=steps, **arguments)
         assert mean(found.gradient).value <= bound
         assert mean(found.gradient).value > bound / (7 if run.eps > 1 else 20)
 
 
 @pytest.mark.parametrize("size", [1, 5])
-def test_lemma_4_bounds_how_far_a_row_travels_and_is_attained(size):
+def test_lemma_4_bounds_the_sum_of_squared_steps_and_is_attained(size):
     problem = Problem((size,), "periodic", a=1e-3, row_noise=1.0)
     steps, eps = 300, 1000.0
     found = simulate(problem, lr=0.01, delay=0, steps=steps, seeds=64, optimizer="adagrad", eps=eps)
-    allowed = sum(bounds.table_travel(constants(problem), problem.chances.tolist(), eps=eps, steps=steps)[0])
-    travelled = steps * size * mean(found.weighted_step).value  # all chances are 1 / size
-    assert 0.95 < travelled / allowed <= 1
+    allowed = sum(bounds.log_sums(constants(problem), problem.probs.tolist(), eps=eps, steps=steps)[0])
+    row_log_sums = steps * size * mean(found.weighted_step).value  # all probs are 1 / size
+    assert 0.95 < row_log_sums / allowed <= 1
 
 
 def test_a_measurement_above_its_bound_does_not_hold():
@@ -200,14 +200,14 @@ def test_a_measurement_above_its_bound_does_not_hold():
 
 def lemma_3(rng, noise_factor, trials=20_000):
     """Return the least of E[ḡg/D] + factor √ν E[g²/D²] − ḡ²/(2D̃), in units of ḡ²/D̃, over two-point distributions."""
-    chance = 10 ** rng.uniform(-4, 0, trials) / 2
-    chances = np.stack([chance, 1 - chance])
+    prob = 10 ** rng.uniform(-4, 0, trials) / 2
+    probs = np.stack([prob, 1 - prob])
     g = rng.choice([-1, 1], (2, trials)) * 10 ** rng.uniform(-3, 2, (2, trials))
     s = np.where(rng.random(trials) < 0.3, 0.0, 10 ** rng.uniform(-4, 4, trials))
     eps = 10 ** rng.uniform(-8, 0, trials)
-    mean_g, square = (chances * g).sum(0), (chances * g**2).sum(0)
+    mean_g, square = (probs * g).sum(0), (probs * g**2).sum(0)
     used, smooth = np.sqrt(s + g**2) + eps, np.sqrt(s + square) + eps
-    left = (chances * mean_g * g / used).sum(0) + noise_factor * np.sqrt(square) * (chances * g**2 / used**2).sum(0)
+    left = (probs * mean_g * g / used).sum(0) + noise_factor * np.sqrt(square) * (probs * g**2 / used**2).sum(0)
     return ((left * smooth / mean_g**2) - 0.5)[mean_g**2 > 1e-9 * square].min()
 
 
@@ -260,7 +260,7 @@ def test_theorem_5_bounds_the_bias_by_the_number_of_shared_rows(size, delay, fac
     assert refuted(outcome.measured, outcome.bound / factor)
 
 
-def test_adam_moves_a_coordinate_no_further_than_the_page_says_and_as_far():
+def test_the_largest_step_of_adam_is_that_of_the_page():
     first, second, lr = 0.9, 0.98, 0.01
     limit = (1 - first) / math.sqrt((1 - second) * (1 - first**2 / second))
     assert limit == pytest.approx(1.70, abs=0.005)

@@ -1,4 +1,4 @@
-"""The command that makes the tables and figures of docs/theory/check.md, and the pages themselves."""
+"""The command that writes the tables and figures of docs/theory/check.md, and the pages themselves."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LR = bounds.largest_lr(constants(check.even(1)), max(check.DELAYS))
 QUIET = "one row, no noise, large ε"
 
 
-def test_the_command_keeps_the_words_and_replaces_the_tables(tmp_path, capsys):
+def test_the_command_keeps_the_text_and_replaces_the_tables(tmp_path, capsys):
     page = tmp_path / "check.md"
     page.write_text("words\n" + check.MARK + "old tables\n", encoding="utf-8")
     assert check.main(["--steps", "3", "--seeds", "2", "--out", str(tmp_path)]) == 0
@@ -38,14 +38,14 @@ def test_the_command_fails_where_a_bound_does(tmp_path, capsys, monkeypatch):
     (tmp_path / "check.md").write_text(check.MARK, encoding="utf-8")
     monkeypatch.setattr(check.bounds, "any_delays", lambda *args, **kwargs: 1e-9)
     assert check.main(["--steps", "3", "--seeds", "2", "--out", str(tmp_path)]) == 1
-    told = capsys.readouterr().out
-    assert "α = 1, τ = 5: measured" in told and "above the bound 1e-09" in told
-    assert "121 of 137 bounds hold" in told
+    printed = capsys.readouterr().out
+    assert "α = 1, τ = 5: measured" in printed and "above the bound 1e-09" in printed
+    assert "121 of 137 bounds hold" in printed
 
 
-def test_a_page_without_the_mark_is_left_alone(tmp_path):
+def test_a_page_without_the_mark_is_not_changed(tmp_path):
     (tmp_path / "check.md").write_text("words\n", encoding="utf-8")
-    with pytest.raises(ValueError, match="lacks the line"):
+    with pytest.raises(ValueError, match="must contain the line"):
         check.run(check.Scale(3, 2), tmp_path)
     assert (tmp_path / "check.md").read_text(encoding="utf-8") == "words\n"
 
@@ -54,7 +54,7 @@ def test_a_page_without_the_mark_is_left_alone(tmp_path):
 def test_runs_without_an_average_or_an_error_are_refused(arguments, tmp_path, capsys):
     with pytest.raises(SystemExit):
         check.main([*arguments, "--out", str(tmp_path)])
-    assert "a step and two seeds at least" in capsys.readouterr().err
+    assert "at least one step and two seeds" in capsys.readouterr().err
 
 
 def test_popular_rows_make_alpha_large_and_the_collision_rate_not():
@@ -119,7 +119,7 @@ def test_the_page_shows_what_the_command_measures(theorem, problem, run):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_somewhere_and_formulas_are_closed(page):
+def test_links_exist_and_formulas_are_closed(page):
     text = page.read_text(encoding="utf-8")
     for target in re.findall(r"\]\(([^)#\s]+)", text):
         assert (page.parent / target).exists(), target

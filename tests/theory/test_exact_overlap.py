@@ -76,10 +76,10 @@ def test_without_the_refresh_the_weights_differ(optimizer):
 
 def test_the_share_of_refreshed_rows_is_the_one_of_the_page():
     generator = torch.Generator().manual_seed(0)
-    chances = torch.rand(30, generator=generator, dtype=torch.float64)
-    read = torch.rand(20_000, 30, generator=generator, dtype=torch.float64) < chances
+    probs = torch.rand(30, generator=generator, dtype=torch.float64)
+    read = torch.rand(20_000, 30, generator=generator, dtype=torch.float64) < probs
     for delay in (1, 3):
         touched = torch.stack([read[delay - 1 - back : len(read) - 1 - back] for back in range(delay)]).any(0)
         share = (touched & read[delay:]).sum() / read[delay:].sum()
-        wanted = (chances * (1 - (1 - chances) ** delay)).sum() / chances.sum()
+        wanted = (probs * (1 - (1 - probs) ** delay)).sum() / probs.sum()
         assert float(share) == pytest.approx(float(wanted), abs=0.01)

@@ -74,7 +74,7 @@ def test_a_problem_whose_least_loss_is_unknown_is_refused():
 def test_drawn_batches_are_like_all_batches(problem):
     batch = problem.draw(20_000, torch.Generator().manual_seed(0))
     counts = torch.bincount(batch.rows.flatten(), minlength=problem.num_rows) / 20_000
-    torch.testing.assert_close(counts.double(), problem.chances, atol=0.02, rtol=0)
+    torch.testing.assert_close(counts.double(), problem.probs, atol=0.02, rtol=0)
     assert set(batch.row_noise.flatten().tolist()) == {-0.7, 0.7}
     assert abs(float(batch.row_noise.mean())) < 0.02
     assert set(batch.dense_noise.tolist()) == {-0.4, 0.4}
@@ -120,7 +120,7 @@ def test_lemma_1_bounds_the_change_of_the_mean_gradient(problem):
     table, dense = points(problem)
     change = points(problem, spread=0.3)[0].flip(0)
     difference = gradient(problem, table + change, dense) - gradient(problem, table, dense)
-    weighted = (change.square() * problem.chances).sum(1)
+    weighted = (change.square() * problem.probs).sum(1)
     assert (difference[:, :-1].square().sum(1) <= k.alpha * k.row_lipschitz**2 * weighted + 1e-12).all()
     assert (difference[:, -1].square() <= k.dense_lipschitz**2 * weighted + 1e-12).all()
     assert (difference.square().sum(1) <= k.kappa**2 * change.square().sum(1) + 1e-12).all()
@@ -144,11 +144,11 @@ def test_the_gradients_of_the_periodic_problem_are_bounded():
     squares = grads.square()
     assert squares.sum(-1).max() <= k.second_moment
     assert squares[..., :-1].sum(-1).max() <= k.table_moment
-    assert (squares[..., :-1] * PERIODIC.chances).sum(-1).mean(1).max() <= k.weighted_moment
+    assert (squares[..., :-1] * PERIODIC.probs).sum(-1).mean(1).max() <= k.weighted_moment
 
 
 def test_the_weighted_moment_is_the_collision_rates_share_of_the_tables():
     k = constants(PERIODIC)
-    chances = PERIODIC.chances
-    assert k.collision_rate == pytest.approx(float(chances.square().sum() / chances.sum()))
+    probs = PERIODIC.probs
+    assert k.collision_rate == pytest.approx(float(probs.square().sum() / probs.sum()))
     assert k.weighted_moment == pytest.approx(k.collision_rate * k.table_moment)

@@ -41,16 +41,16 @@ def test_adagrad_accumulates_the_current_square_and_adds_eps_outside_the_root():
 def test_without_delay_every_kind_of_delay_is_the_same():
     problem = Problem((3, 2), "periodic", c=0.3, row_noise=1.0, dense_noise=1.0)
     settings = {"lr": 0.1, "delay": 0, "steps": 20, "seeds": 5, "start": 1.0}
-    kinds = [simulate(problem, delays=kind, **settings) for kind in ("scheduled", "scattered", "contrary")]
+    kinds = [simulate(problem, delays=kind, **settings) for kind in ("scheduled", "scattered", "adversarial")]
     for found in kinds:
         assert torch.equal(found.gradient, kinds[0].gradient)
         assert not found.bias.any()
 
 
-def test_contrary_delays_differ_from_none():
+def test_adversarial_delays_differ_from_none():
     problem = Problem((1, 1), "periodic", row_noise=1.0)
     fresh, stale = (
-        simulate(problem, lr=0.3, delay=delay, steps=20, seeds=3, start=1.0, delays="contrary") for delay in (0, 4)
+        simulate(problem, lr=0.3, delay=delay, steps=20, seeds=3, start=1.0, delays="adversarial") for delay in (0, 4)
     )
     assert not torch.equal(fresh.gradient, stale.gradient)
 
@@ -69,7 +69,7 @@ def test_rows_may_have_different_delays():
     assert float(found.bias) == pytest.approx(drift / steps)
 
 
-def test_the_mean_gradient_under_contrary_delays_is_that_over_all_batches():
+def test_the_mean_gradient_under_adversarial_delays_is_that_over_all_batches():
     problem = Problem((1, 1), "periodic", c=0.4, row_noise=0.3, dense_noise=0.2)
     drawn = torch.Generator().manual_seed(0)
     first = problem.draw(4096, drawn), problem.draw(4096, drawn)
@@ -80,7 +80,7 @@ def test_the_mean_gradient_under_contrary_delays_is_that_over_all_batches():
     read = torch.where(first[1].row_noise > 0, table, later)  # the table of the first step is all that is older
     used = torch.cat([one.view(4096, -1) for one in problem.sample_gradient(read, dense, first[1])], 1)
     fresh = torch.cat([one.view(4096, -1) for one in problem.sample_gradient(later, dense, first[1])], 1)
-    found = simulate(problem, lr=lr, delay=1, steps=2, seeds=4096, start=1.0, delays="contrary")
+    found = simulate(problem, lr=lr, delay=1, steps=2, seeds=4096, start=1.0, delays="adversarial")
     # By the first step's signs all runs are one of eight; within each the mean over the second batch is the bias.
     signs = torch.cat([first[0].row_noise, first[0].dense_noise[:, None]], 1) > 0
     kinds = (signs * torch.tensor([1, 2, 4])).sum(1)
@@ -98,15 +98,15 @@ def test_what_the_steps_and_the_dense_optimizer_do_is_measured():
     assert float(found.table_gradient) == pytest.approx(slope**2)
     table -= lr * slope
     gain = (0.5 * table * (dense - lr * slope) + (dense - lr * slope) ** 2 / 2) - (0.5 * table * dense + dense**2 / 2)
-    assert float(found.dense_gain) == pytest.approx(gain)
+    assert float(found.dense_change) == pytest.approx(gain)
     # Adam's first step is its learning rate, 0.01, against the sign of the gradient.
     adam = simulate(problem, lr=lr, delay=0, steps=1, seeds=1, start=2.0, dense_optimizer="adam")
     assert float(adam.step) == pytest.approx(slope**2 + (0.01 / lr) ** 2)
 
 
-def test_the_pull_is_the_product_of_bias_and_step():
+def test_the_alignment_is_the_product_of_bias_and_step():
     found = simulate(QUIET, lr=0.2, delay=1, steps=2, seeds=1, start=2.0)
-    assert float(found.pull) == pytest.approx((2.0 - 1.6) * 2.0 / 2)
+    assert float(found.alignment) == pytest.approx((2.0 - 1.6) * 2.0 / 2)
 
 
 def test_a_mean_has_its_standard_error():

@@ -83,11 +83,27 @@ def test_what_is_allowed(tree, source):
     assert check_layers.main(root) == 0
 
 
-def test_a_module_that_the_list_lacks_is_told(tree):
+def test_a_module_missing_in_the_list_is_found(tree):
     root = tree()
     (root / "turbogr" / "extra.py").write_text("")
     assert check_layers.find_violations(root) == ["ARCHITECTURE.md: turbogr/extra is not in the list"]
 
 
-def test_this_repository_keeps_its_layers():
+def test_two_modules_with_one_name_are_found(tree):
+    root = tree()
+    (root / "turbogr" / "mid" / "high.py").write_text("")
+    message = "turbogr/high.py, turbogr/mid/high.py: modules with the same name; rename one"
+    assert check_layers.find_violations(root) == [message]
+
+
+@pytest.mark.parametrize("folder", ["ops/mid", "commands", "bench"])
+def test_commands_backends_and_benchmarks_may_share_a_name(tree, folder):
+    root = tree()
+    path = root / "turbogr" / folder / "high.py"
+    path.parent.mkdir(parents=True)
+    path.write_text("")
+    assert check_layers.shared_names(root) == []
+
+
+def test_this_repository_has_no_violation():
     assert check_layers.find_violations(ROOT) == []

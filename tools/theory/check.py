@@ -1,6 +1,6 @@
 """Compare every bound of docs/theory with runs, and write the tables and figures of docs/theory/check.md.
 
-`python -m tools.theory.check` in the root of the repository; the part of the page before the mark is kept.
+Run `python -m tools.theory.check` in the root of the repository; the part of the page before the mark is kept.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tools.theory import bounds
 from tools.theory.problem import Constants, Problem, constants
 from tools.theory.simulate import DenseOptimizer, Mean, Measured, mean, simulate
 from turbogr.files import replace_text
-from turbogr.report.charts import Axis, Series, line_chart
+from turbogr.plot import Axis, Series, line_chart
 
 MARK = "<!-- written by `python -m tools.theory.check` from here on -->\n"
 DOCS = Path(__file__).parents[2] / "docs" / "theory"
@@ -59,7 +59,7 @@ def even(size: int) -> Problem:
 
 
 def coupled(size: int) -> Problem:
-    """Return a quadratic problem of α = 1 / size in which rows and the dense parameter act on each other."""
+    """Return a quadratic problem of α = 1 / size in which rows and the dense parameter interact."""
     return Problem((size,) * 4, "quadratic", c=0.35, row_noise=1.0, dense_noise=1.0)
 
 
@@ -69,7 +69,7 @@ def periodic(slots: tuple[int, ...], noise: float) -> Problem:
 
 
 def start_loss(problem: Problem, start: float) -> float:
-    """Return f where all parameters equal `start`, which is Δ since the least loss is 0."""
+    """Return f where all parameters equal `start`, which is Δ since the minimum is 0."""
     table = torch.full((1, problem.num_rows), start, dtype=torch.float64)
     return float(problem.loss(table, table[:, 0]))
 
@@ -95,7 +95,8 @@ def check_scheduled(
 def check_any_delays(problem: Problem, name: str, delay: int, lr: float, start: float, scale: Scale) -> Outcome:
     """Compare Theorem 1 with runs whose delays depend on the batch."""
     k, delta = constants(problem), start_loss(problem, start)
-    found = simulate(problem, lr=lr, delay=delay, steps=scale.steps, seeds=scale.seeds, start=start, delays="contrary")
+    runs = {"steps": scale.steps, "seeds": scale.seeds}
+    found = simulate(problem, lr=lr, delay=delay, start=start, delays="adversarial", **runs)
 
     def theorem1(delay: int) -> float:
         return bounds.any_delays(k, delta=delta, lr=lr, delay=delay, steps=scale.steps)
@@ -120,32 +121,32 @@ def check_adagrad(run: AdagradRun, delay: int, scale: Scale) -> Outcome:
     found = _adagrad_runs(run, delay, scale)
 
     def theorem4(delay: int) -> float:
-        chances = problem.chances.tolist()
-        return bounds.adagrad(k, chances, delta=delta, lr=run.lr, eps=run.eps, delay=delay, steps=scale.steps)
+        probs = problem.probs.tolist()
+        return bounds.adagrad(k, probs, delta=delta, lr=run.lr, eps=run.eps, delay=delay, steps=scale.steps)
 
     return _compare(run.name, delay, mean(found.view_gradient), theorem4)
 
 
 def check_table(run: AdagradRun, delay: int, scale: Scale) -> Outcome:
-    """Compare Theorem 4′ with runs in which Adam updates the dense parameter; J is what it did to f in these runs."""
+    """Compare Theorem 4′ with runs in which Adam updates the dense parameter; J is measured in these runs."""
     problem, k = run.problem, constants(run.problem)
     found = _adagrad_runs(run, delay, scale, "adam")
-    delta = start_loss(problem, run.start) + scale.steps * mean(found.dense_gain).value
+    delta = start_loss(problem, run.start) + scale.steps * mean(found.dense_change).value
 
     def theorem(delay: int) -> float:
-        chances = problem.chances.tolist()
-        return bounds.adagrad_table(k, chances, delta=delta, lr=run.lr, eps=run.eps, delay=delay, steps=scale.steps)
+        probs = problem.probs.tolist()
+        return bounds.adagrad_table(k, probs, delta=delta, lr=run.lr, eps=run.eps, delay=delay, steps=scale.steps)
 
     return _compare(run.name, delay, mean(found.table_gradient), theorem)
 
 
 def check_bounded_steps(size: int, delay: int, scale: Scale) -> Outcome:
-    """Compare Theorem 5 with the first steps of Adagrad, by which rare rows have moved at most once."""
+    """Compare Theorem 5 with the first steps of Adagrad, in which rare rows change at most once."""
     problem, lr = Problem((size,) * 4, "periodic", row_noise=0.5), 0.05
     found = simulate(problem, lr=lr, delay=delay, steps=min(40, scale.steps), seeds=scale.seeds, optimizer="adagrad")
 
     def theorem5(delay: int) -> float:
-        return bounds.bounded_steps(constants(problem), problem.chances.tolist(), lr, delay=delay)
+        return bounds.bounded_steps(constants(problem), problem.probs.tolist(), lr, delay=delay)
 
     return _compare(f"α = {1 / size:.2g}", delay, mean(found.bias), theorem5)
 
@@ -171,15 +172,15 @@ def _compare(name: str, delay: int, measured: Mean, bound: Callable[[int], float
 def popularity(num_items: int, draws: int) -> tuple[float, float, float]:
     """Return (rows read, α, collision rate) of batches of `draws` independent ids with Zipf's law over the items."""
     weight = 1 / torch.arange(1, num_items + 1, dtype=torch.float64)
-    chances = -torch.expm1(draws * torch.log1p(-weight / weight.sum()))
-    return float(chances.sum()), float(chances.max()), float(chances.square().sum() / chances.sum())
+    probs = -torch.expm1(draws * torch.log1p(-weight / weight.sum()))
+    return float(probs.sum()), float(probs.max()), float(probs.square().sum() / probs.sum())
 
 
 def _table(title: str, outcomes: Iterable[Outcome]) -> str:
     lines = [
         f"### {title}",
         "",
-        "| problem | τ | measured | bound | of it stale | ratio |",
+        "| problem | τ | measured | bound | stale part | ratio |",
         "|---|---|---|---|---|---|",
     ]
     for one in outcomes:
@@ -192,7 +193,7 @@ def _table(title: str, outcomes: Iterable[Outcome]) -> str:
 
 def _popularity_table() -> str:
     lines = [
-        "### How popular items look",
+        "### Popular items",
         "",
         "A catalogue of a million items, ids drawn independently with probabilities proportional to 1 / rank:",
         "",
@@ -224,13 +225,13 @@ def _delay_figure(outcomes: Sequence[Outcome]) -> str:
     )
 
 
-def _alpha_figure(bias: dict[tuple[int, int], float], steady: dict[tuple[int, int], float]) -> str:
+def _alpha_figure(bias: dict[tuple[int, int], float], bias_bounds: dict[tuple[int, int], float]) -> str:
     delays = sorted({delay for delay, _ in bias})
     series = []
     for slot, delay in enumerate(delays):
         sizes = sorted({size for one, size in bias if one == delay}, reverse=True)
         alphas = [1 / size for size in sizes]
-        series.append(Series(f"τ = {delay}, bound", alphas, [steady[delay, q] for q in sizes], slot=2 * slot))
+        series.append(Series(f"τ = {delay}, bound", alphas, [bias_bounds[delay, q] for q in sizes], slot=2 * slot))
         series.append(Series(f"τ = {delay}, measured", alphas, [bias[delay, q] for q in sizes], slot=2 * slot + 1))
     return line_chart(
         series,
@@ -249,7 +250,7 @@ def bias_bound(k: Constants, view_gradient: float, *, lr: float, delay: int) -> 
 def _even_runs(scale: Scale) -> tuple[list[tuple[Outcome, Outcome]], str]:
     """Return the outcomes of Theorems 2 and 3 on the even problems, and the figure of the bias over α."""
     lr = bounds.largest_lr(constants(even(1)), max(DELAYS))
-    outcomes, bias, steady = [], {}, {}
+    outcomes, bias, bias_bounds = [], {}, {}
     for size in tqdm((1, 3, 10, 30, 100), "even"):
         k = constants(even(size))
         noise = k.smoothness * lr * k.variance
@@ -258,8 +259,8 @@ def _even_runs(scale: Scale) -> tuple[list[tuple[Outcome, Outcome]], str]:
             outcomes.append((both[0], both[1]))
             if delay in (1, 5):
                 bias[delay, size] = mean(found.bias).value / noise
-                steady[delay, size] = bias_bound(k, mean(found.view_gradient).value, lr=lr, delay=delay) / noise
-    return outcomes, _alpha_figure(bias, steady)
+                bias_bounds[delay, size] = bias_bound(k, mean(found.view_gradient).value, lr=lr, delay=delay) / noise
+    return outcomes, _alpha_figure(bias, bias_bounds)
 
 
 def _coupled_runs(scale: Scale) -> list[tuple[Outcome, Outcome]]:
@@ -280,7 +281,7 @@ def _any_delay_runs(scale: Scale) -> list[Outcome]:
 
 
 def nearly_sgd(steps: int) -> AdagradRun:
-    """Return a run without noise whose ε is so large that Adagrad's step hardly shrinks, and that arrives."""
+    """Return a run without noise whose ε is so large that Adagrad's step hardly shrinks, and that converges."""
     return AdagradRun(Problem((1,), "periodic"), "one row, no noise, large ε", 12_000 / steps, 1000.0, 2.5)
 
 
@@ -302,7 +303,7 @@ def run(scale: Scale, out: Path) -> list[Outcome]:
     """
     page = out / "check.md"
     if MARK not in page.read_text(encoding="utf-8"):
-        raise ValueError(f"{page} lacks the line {MARK.strip()!r}")
+        raise ValueError(f"{page} must contain the line {MARK.strip()!r}")
     even_pairs, alpha_figure = _even_runs(scale)
     smooth, convex = zip(*even_pairs, *_coupled_runs(scale), strict=True)
     sgd = _any_delay_runs(scale)
@@ -317,14 +318,14 @@ def run(scale: Scale, out: Path) -> list[Outcome]:
         "![bias of stale reads over α](alpha.svg)\n",
         _table("Theorem 1: SGD on periodic problems, delays that depend on the batch", sgd),
         _table("Theorem 2: SGD, scheduled delays", smooth),
-        _table("Theorem 3: SGD, scheduled delays, convex: mean loss above the least", convex),
+        _table("Theorem 3: SGD, scheduled delays, convex: mean loss above the minimum", convex),
         _table("Theorem 4: Adagrad on periodic problems", adagrad),
         _table("Theorem 4′: Adagrad on the table, Adam on the dense parameter: the table's gradient", table),
         _table("Theorem 5: bias of stale reads in the first steps of Adagrad", shared),
         _popularity_table(),
     ]
-    words = page.read_text(encoding="utf-8").partition(MARK)[0]  # now, for they may have changed during the runs
-    replace_text(page, words + MARK + "\n" + "\n".join(parts))
+    text = page.read_text(encoding="utf-8").partition(MARK)[0]  # read now: it may have changed during the runs
+    replace_text(page, text + MARK + "\n" + "\n".join(parts))
     return [*sgd, *smooth, *convex, *adagrad, *table, *shared]
 
 
@@ -336,13 +337,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=DOCS, help="folder of check.md")
     options = parser.parse_args(arguments)
     if options.steps < 1 or options.seeds < 2:
-        parser.error(f"needs a step and two seeds at least, got {options.steps} and {options.seeds}")
+        parser.error(f"needs at least one step and two seeds, got {options.steps} and {options.seeds}")
     outcomes = run(Scale(options.steps, options.seeds), options.out)
-    broken = [one for one in outcomes if not one.holds]
-    for one in broken:
+    violated = [one for one in outcomes if not one.holds]
+    for one in violated:
         print(f"{one.problem}, τ = {one.delay}: measured {one.measured.value:.4g} above the bound {one.bound:.4g}")
-    print(f"{len(outcomes) - len(broken)} of {len(outcomes)} bounds hold; see {options.out / 'check.md'}")
-    return 1 if broken else 0
+    print(f"{len(outcomes) - len(violated)} of {len(outcomes)} bounds hold; see {options.out / 'check.md'}")
+    return 1 if violated else 0
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Training problems whose every constant in the theorems of docs/theory is known in closed form.
+"""Training problems for which every constant in the theorems of docs/theory is known in closed form.
 
 A batch takes one row from each of m slots, uniformly, so a row of a slot of q rows is read with probability 1/q. With
 s(u) = u ("quadratic") or s(u) = sin u ("periodic", not convex) and φ' = s, φ(0) = 0, the loss of a batch that reads the
@@ -6,8 +6,8 @@ rows R of the table w, and the dense parameter θ, is
 
     F = Σ_{r in R} [a φ(w_r) + c s(w_r) s(θ) + z_r w_r] + μ φ(θ) + z_0 θ
 
-where the noise z is ± `row_noise` and ± `dense_noise` with equal chances. If c² m ≤ a μ the mean loss f is at least 0,
-and 0 at the origin. Many independent runs (seeds) are held in one tensor; S is their number, V that of the rows.
+where the noise z is ± `row_noise` and ± `dense_noise` with equal probability. If c² m ≤ a μ, the mean loss f is at
+least 0, and 0 at the origin. Independent runs (seeds) are held in one tensor; S is their number, V that of the rows.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class Batch:
 
 @dataclass(frozen=True)
 class Problem:
-    """`slots` holds the number of rows of each slot; the other letters are those of the module's formula.
+    """`slots`: the number of rows of each slot. The other letters are those of the module's formula.
 
     Raises:
-        ValueError: c² m > a μ, where the least loss is not known.
+        ValueError: c² m > a μ, for which the minimum of the loss is not known.
     """
 
     slots: tuple[int, ...]
@@ -55,7 +55,7 @@ class Problem:
         return sum(self.slots)
 
     @cached_property
-    def chances(self) -> Tensor:
+    def probs(self) -> Tensor:
         """The probability p_r of each row [V]."""
         sizes = torch.tensor(self.slots, dtype=torch.float64)
         return (1 / sizes).repeat_interleave(torch.tensor(self.slots))
@@ -63,12 +63,12 @@ class Problem:
     def loss(self, table: Tensor, dense: Tensor) -> Tensor:
         """Return f [S] at `table` [S, V] and `dense` [S]."""
         coupled = self.c * self._s(table) * self._s(dense)[:, None]
-        return ((self.a * self._phi(table) + coupled) * self.chances).sum(1) + self.mu * self._phi(dense)
+        return ((self.a * self._phi(table) + coupled) * self.probs).sum(1) + self.mu * self._phi(dense)
 
     def gradient(self, table: Tensor, dense: Tensor) -> tuple[Tensor, Tensor]:
         """Return the gradient of f: of the table [S, V] and of the dense parameter [S]."""
-        sums = (self._s(table) * self.chances).sum(1)
-        return self._row_slope(table, dense) * self.chances, self._dense_slope(sums, dense)
+        sums = (self._s(table) * self.probs).sum(1)
+        return self._row_slope(table, dense) * self.probs, self._dense_slope(sums, dense)
 
     def draw(self, seeds: int, generator: torch.Generator) -> Batch:
         """Draw a batch for each of `seeds` runs."""
@@ -128,19 +128,19 @@ class Constants:
 
     @property
     def kappa(self) -> float:
-        """What Lemma 1 gives for the Lipschitz constant of the mean gradient in the table."""
+        """Lemma 1's Lipschitz constant κ of the mean gradient in the table."""
         return math.sqrt(self.alpha * self.gamma)
 
     @property
     def table_smoothness(self) -> float:
-        """What Lemma 1 gives for λ, the smoothness of f in the table alone."""
+        """Lemma 1's λ, the smoothness of f in the table alone."""
         return self.alpha * self.row_lipschitz
 
 
 def constants(problem: Problem) -> Constants:
     """Return every constant of a problem; docs/theory/check.md derives them."""
     num_slots, a, c, mu = len(problem.slots), problem.a, problem.c, problem.mu
-    chances = [1 / size for size in problem.slots]
+    probs = [1 / size for size in problem.slots]
     periodic = problem.shape == "periodic"
     row_slope = math.hypot(a, c) if periodic else a
     dense_slope = math.hypot(mu, c * num_slots) if periodic else mu
@@ -149,16 +149,16 @@ def constants(problem: Problem) -> Constants:
     table_moment = weighted_moment = second_moment = row_range = dense_range = math.inf
     if periodic:
         random_slots = sum(size > 1 for size in problem.slots)
-        variance += sum((1 - p) * row_slope**2 for p in chances) + c**2 * random_slots
+        variance += sum((1 - p) * row_slope**2 for p in probs) + c**2 * random_slots
         row_range, dense_range = row_slope + problem.row_noise, dense_slope + problem.dense_noise
-        table_moment, weighted_moment = num_slots * row_range**2, sum(chances) * row_range**2
+        table_moment, weighted_moment = num_slots * row_range**2, sum(probs) * row_range**2
         second_moment = table_moment + dense_range**2
     else:
-        growth = max((1 - p + (c / a) ** 2 * (p < 1)) / p for p in chances)
+        growth = max((1 - p + (c / a) ** 2 * (p < 1)) / p for p in probs)
     return Constants(
-        alpha=max(chances),
-        collision_rate=sum(chances) / num_slots,
-        smoothness=_smoothness(chances, row_slope, c, dense_slope),
+        alpha=max(probs),
+        collision_rate=sum(probs) / num_slots,
+        smoothness=_smoothness(probs, row_slope, c, dense_slope),
         row_lipschitz=row_slope,
         dense_lipschitz=c * math.sqrt(num_slots),
         variance=variance,
@@ -171,9 +171,9 @@ def constants(problem: Problem) -> Constants:
     )
 
 
-def _smoothness(chances: list[float], row_slope: float, c: float, dense_slope: float) -> float:
+def _smoothness(probs: list[float], row_slope: float, c: float, dense_slope: float) -> float:
     """The norm of the matrix of largest second derivatives, in which the rows of a slot are one direction."""
-    matrix = torch.diag(torch.tensor([*(p * row_slope for p in chances), dense_slope], dtype=torch.float64))
-    edge = torch.tensor([c * math.sqrt(p) for p in chances], dtype=torch.float64)
+    matrix = torch.diag(torch.tensor([*(p * row_slope for p in probs), dense_slope], dtype=torch.float64))
+    edge = torch.tensor([c * math.sqrt(p) for p in probs], dtype=torch.float64)
     matrix[-1, :-1], matrix[:-1, -1] = edge, edge
     return float(torch.linalg.eigvalsh(matrix)[-1])

@@ -1,7 +1,7 @@
-"""Training with delayed reads on the problems of `problem`, many seeds at once, and what the theorems speak of.
+"""Train with delayed reads on the problems of `problem`, many seeds at once, and measure the theorems' quantities.
 
-Updates always reach the current table and the current optimiser state; only what a batch reads from the table may be
-old, and the dense parameter is never old. Adagrad is the project's own row operator.
+Updates are always applied to the current table and optimiser state. Only the rows that a batch reads may be old; the
+dense parameter is always current. Adagrad is TurboGR's own row operator.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from turbogr.ops import row_adagrad_, row_adam_
 
 Optimizer = Literal["sgd", "adagrad"]
 DenseOptimizer = Literal["same", "adam"]
-Delays = Literal["scheduled", "scattered", "contrary"]
+Delays = Literal["scheduled", "scattered", "adversarial"]
 _ADAM_LR, _ADAM_BETAS = 0.01, (0.9, 0.98)
 
 
@@ -36,7 +36,7 @@ class Measured:
 
     `gradient` is ‖∇f(x_t)‖², `view_gradient` ‖ḡ_t‖² for the mean ḡ_t of the gradient used, `table_gradient` the table's
     part of that, `bias` ‖b_t‖² for b_t = ḡ_t − ∇f(x_t), and `loss` f(x_t). The update is −η u_t: `step` is ‖u_t‖²,
-    `weighted_step` Σ p_i u²_{t,i} over the table, `pull` ⟨b_t, u_t⟩; `dense_gain` is what θ's own update adds to f.
+    `weighted_step` Σ p_i u²_{t,i} over the table, `alignment` ⟨b_t, u_t⟩; `dense_change` the change of f by θ's step.
     """
 
     gradient: Tensor
@@ -46,8 +46,8 @@ class Measured:
     loss: Tensor
     step: Tensor
     weighted_step: Tensor
-    pull: Tensor
-    dense_gain: Tensor
+    alignment: Tensor
+    dense_change: Tensor
 
 
 def mean(values: Tensor) -> Mean:
@@ -72,8 +72,8 @@ def simulate(
     """Train from all parameters = `start` and average over the steps.
 
     Scheduled: step t reads the table as it was before step t − min(t, delay). Scattered: row r has the delay
-    min(t, r mod (delay + 1)). Contrary: a row is read as it was when it differed most from now, at most `delay` steps
-    ago, but only where the batch's noise is positive, so that the delay depends on the batch itself.
+    min(t, r mod (delay + 1)). Adversarial: a row is read with the delay, up to `delay`, at which it differed most
+    from its current value, but only if the batch's noise is positive, so that the delay depends on the batch itself.
     """
     generator = torch.Generator().manual_seed(seed)
     table = torch.full((seeds, problem.num_rows), start, dtype=torch.float64)
@@ -87,7 +87,7 @@ def simulate(
         before = table.clone(), dense.clone()
         past[step % (delay + 1)] = table
         batch = problem.draw(seeds, generator)
-        if delays == "contrary":
+        if delays == "adversarial":
             view = _furthest(past[: step + 1], table)
             read = torch.where(batch.row_noise > 0, view.gather(1, batch.rows), table.gather(1, batch.rows))
             views = [view, before[0]] if problem.row_noise else [before[0]]
@@ -126,7 +126,7 @@ def _observe(
             (used - now).square().sum(1),
             problem.loss(table, dense),
             moved.square().sum(1),
-            (moved[:, :-1].square() * problem.chances).sum(1),
+            (moved[:, :-1].square() * problem.probs).sum(1),
             ((used - now) * moved).sum(1),
             problem.loss(*after) - problem.loss(after[0], dense),
         ]

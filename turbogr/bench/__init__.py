@@ -2,11 +2,11 @@
 
 A benchmark is a module of this folder with
 
+    a docstring         first line: what is measured; then "Claim:", "Compared with:" and "Keys:" (of the record)
     SETTINGS: dict      every setting with its default; `--set key=value` changes one, parsed to the default's type
     run(settings)       measures and returns a `record.Result` (or just its figures)
 
-and a docstring whose first line says what it measures. Its name is the module's name; modules that start with an
-underscore, and `record`, are not benchmarks.
+Its name is the module's name. Modules that start with an underscore, and `record`, are not benchmarks.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from types import ModuleType
 from typing import Any
 
 from turbogr.bench.record import Record, Result, parse_settings, summarise
-from turbogr.errors import UserError, nearest
+from turbogr.errors import UserError, did_you_mean
 
-__all__ = ["Record", "Result", "describe", "load", "names", "run_benchmark"]
+__all__ = ["Record", "Result", "describe", "docstring", "load", "names", "run_benchmark"]
 
 
 def names() -> list[str]:
@@ -33,8 +33,13 @@ def names() -> list[str]:
 
 def describe(name: str) -> str:
     """Return the first line of a benchmark's docstring, without importing it (its imports may be optional)."""
+    return docstring(name).partition("\n")[0]
+
+
+def docstring(name: str) -> str:
+    """Return a benchmark's docstring, without importing it."""
     source = Path(__path__[0], f"{name}.py").read_text(encoding="utf-8")
-    return (ast.get_docstring(ast.parse(source)) or "").partition("\n")[0]
+    return ast.get_docstring(ast.parse(source)) or ""
 
 
 def load(name: str) -> ModuleType:
@@ -45,7 +50,7 @@ def load(name: str) -> ModuleType:
     """
     known = names()
     if name not in known:
-        raise UserError(f"there is no benchmark '{name}'; choose from {', '.join(known)}.{nearest(name, known)}")
+        raise UserError(f"there is no benchmark '{name}'; choose from {', '.join(known)}.{did_you_mean(name, known)}")
     return importlib.import_module(f"turbogr.bench.{name}")
 
 

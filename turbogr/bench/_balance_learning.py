@@ -1,8 +1,8 @@
-"""Does it matter for learning whether a batch is a number of sequences or a number of tokens?
+"""Does learning change if a batch is a number of tokens instead of a number of sequences?
 
-Reallocation leaves every global batch as it is, so it cannot change what is learnt. Batches of tokens differ: a batch
-holds fewer sequences when they are long. This trains on the built-in log both ways, with equally many tokens per
-batch, from several seeds, and says how lengths are mixed within batches.
+Reallocation does not change a global batch, so it cannot change the result. Batches of tokens do: a batch has fewer
+sequences when they are long. This trains on the built-in log both ways, with the same mean number of tokens per batch,
+from several seeds, and measures how lengths correlate within batches.
 """
 
 from __future__ import annotations
@@ -18,21 +18,19 @@ import torch
 from turbogr.bench.record import Cell, Table
 from turbogr.config import Config, DataConfig, EvaluateConfig, ModelConfig, OptimizerConfig, TrainConfig
 from turbogr.data.batching import plan_batches
-from turbogr.data.prepare import prepare
+from turbogr.data.prepare.preparation import prepare
 from turbogr.data.store import Store
 from turbogr.data.vocabulary import Int64Array
-from turbogr.evaluate.evaluator import evaluate
-from turbogr.models.encoder import TableEncoder
-from turbogr.report.charts import Axis, Series, line_chart
-from turbogr.train.run import resolve_against
-from turbogr.train.trainer import Trainer
+from turbogr.plot import Axis, Series, line_chart
+from turbogr.training.run import resolve_against
+from turbogr.training.trainer import Trainer
 
 _SEEDS = (0, 1, 2)
 _METRIC = "ndcg@10"
 
 
 class Curves(NamedTuple):
-    """What `learning_curves` found."""
+    """The result of `learning_curves`."""
 
     figures: dict[str, float]
     table: Table
@@ -73,9 +71,9 @@ def learning_curves(epochs: int, **synthetic: Any) -> Curves:
 
 
 def length_correlation(lengths: Int64Array, batches: list[Int64Array]) -> float:
-    """Return how the length of a sequence goes with the mean length of the others in its batch, −1 to 1.
+    """Return the correlation of a sequence's length with the mean length of the others in its batch, −1 to 1.
 
-    Batches drawn without regard to length give about 0, batches of sequences of one length 1.
+    Batches drawn independently of length give about 0, batches of equal lengths 1.
     """
     own, others = [], []
     for batch in batches:
@@ -88,7 +86,7 @@ def length_correlation(lengths: Int64Array, batches: list[Int64Array]) -> float:
 
 
 def _config(epochs: int) -> Config:
-    """The quick start's model, at a constant rate: a schedule would depend on the number of steps."""
+    """Return the quick start's model with a constant learning rate: a schedule would depend on the number of steps."""
     return Config(
         model=ModelConfig(num_blocks=2, num_heads=2, dropout=0.2),
         optimizer=OptimizerConfig(lr=2e-3),
@@ -102,20 +100,13 @@ def _trainer(config: Config, store: Store, folder: Path) -> Trainer:
 
 
 def _curve(config: Config, store: Store, folder: Path, seed: int) -> list[float]:
-    """The metric after every epoch."""
+    """Return the metric after every epoch."""
     config = dataclasses.replace(config, train=dataclasses.replace(config.train, seed=seed))
     trainer = _trainer(config, store, folder)
     values = []
     for epoch in range(config.train.epochs or 0):
         for step in range(trainer.loader.num_batches(epoch)):
             trainer.step(trainer.loader.batch(epoch, step))
-        result = evaluate(
-            TableEncoder(trainer.model, trainer.table.gathered()),
-            store,
-            trainer.split,
-            trainer.part,
-            max_len=trainer.model.max_len,
-            ks=config.evaluate.ks,
-        )
+        result = trainer.task.evaluate(trainer.tables.gather_all(), store, trainer.split, trainer.part)
         values.append(result.metrics[_METRIC])
     return values

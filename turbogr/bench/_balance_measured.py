@@ -1,7 +1,7 @@
-"""What real ranks wait: processes that train a small model together over gloo, with and without balancing.
+"""Measured waiting: processes that train a small model over gloo, with and without balancing.
 
-Every rank times its own forward and backward between two barriers. The best of several times counts: the rest is what
-else the machine does. With more ranks than cores they would only disturb each other.
+Every rank times its own forward and backward between two barriers. The fastest of several repeats counts, because other
+processes on the machine only make a repeat slower. Do not use more ranks than cores.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from turbogr.bench._ranks import run_as_ranks, serve
+from turbogr.bench._ranks import rank_main, run_as_ranks
 from turbogr.bench.record import Cell, Table
 from turbogr.config import Config, ModelConfig, resolve
 from turbogr.data.balance import StepPlan, Strategy, plan_steps, wait_share
@@ -23,11 +23,11 @@ from turbogr.data.cost import CostModel, Float64Array
 from turbogr.data.vocabulary import Int64Array
 from turbogr.parallel.mesh import Mesh, choose_mesh
 from turbogr.parallel.world import World
-from turbogr.train.calibration import made_up_batch, measure_cost
-from turbogr.train.step import Stepper
+from turbogr.training.cost_measurement import made_up_batch, measure_cost
+from turbogr.training.step import Stepper
 
 _BATCH_SIZE, _NUM_ITEMS, _MAX_LEN, _REPEATS = 8, 5000, 512, 5
-_SCALE = 16  # lengths are this much shorter than KuaiRand's, so that a step takes a moment on a processor
+_SCALE = 16  # lengths are KuaiRand's divided by this, so that a step on a CPU is short
 _STRATEGIES: dict[str, Strategy] = {"before": "none", "after": "reallocate"}
 
 
@@ -43,7 +43,7 @@ def measured_waiting(ranks: int, steps: int, median: float, mean: float, figures
     """Train `steps` steps on `ranks` processes, both ways; adds `wait_share_before_N` and `wait_share_after_N`.
 
     Raises:
-        RuntimeError: the processes failed; the message holds the end of what they said.
+        RuntimeError: the processes failed; the message has the end of their output.
     """
     measured = run_as_ranks("turbogr.bench._balance_measured", ranks, {"steps": steps, "median": median, "mean": mean})
     rows: list[list[Cell]] = []
@@ -79,13 +79,14 @@ def measure(world: World, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _own_seconds(stepper: Stepper, plan: StepPlan) -> Float64Array:
-    """Train on every step of a plan; return how long this rank computed in each, [steps]."""
+    """Train on every step of a plan; return the seconds that this rank computed in each, [steps]."""
     world, seconds = stepper.mesh.world, []
     for number, parts in enumerate(plan):
         step_lengths = torch.from_numpy(plan.lengths[plan.global_batch(number)])
         batch = made_up_batch(plan.lengths[parts[world.rank]], _NUM_ITEMS)
         batch = dataclasses.replace(batch, step_lengths=step_lengths)
-        working_set = stepper.fetch(batch, number)
+        batch = stepper.prepare(batch, number)
+        working_set = stepper.fetch(batch)
         world.barrier()
         started = time.perf_counter()
         loss = stepper.compute(batch, working_set, number)
@@ -97,4 +98,4 @@ def _own_seconds(stepper: Stepper, plan: StepPlan) -> Float64Array:
 
 
 if __name__ == "__main__":
-    serve(measure)
+    rank_main(measure)

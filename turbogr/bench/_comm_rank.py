@@ -1,8 +1,8 @@
-"""One rank of `bench comm`: the same training steps on several meshes in turn, and what their collectives take.
+"""One rank of `bench comm`: the same training steps on several meshes in turn, and the time of their collectives.
 
-Two kinds of steps. In whole steps nothing is added, and the slowest rank's time counts. In taken-apart steps every
-collective runs alone between barriers, so that its time is that of its own messages and not of waiting for ranks that
-still compute; it lasts as long as on its slowest rank.
+Two kinds of steps. Whole steps run unchanged, and the slowest rank's time counts. In separated steps every collective
+runs alone between barriers, so that its time does not include waiting for ranks that still compute; again the slowest
+rank's time counts.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ import torch.distributed as dist
 from torch import Tensor
 
 from turbogr import ops
-from turbogr.bench._ranks import serve
+from turbogr.bench._ranks import rank_main
 from turbogr.bench._steps import equal_batch, make_stepper
 from turbogr.config import ParallelConfig
 from turbogr.data.batching import Batch
-from turbogr.layers.item_table import RowGradients
-from turbogr.parallel import sharded_table, wire
-from turbogr.parallel.dense import FlatGradients
-from turbogr.parallel.exchange import start_exchange
+from turbogr.parallel import row_encoding, sharded_table
+from turbogr.parallel.dense_gradients import FlatGradients
 from turbogr.parallel.mesh import Mesh, choose_mesh
+from turbogr.parallel.row_exchange import start_exchange
 from turbogr.parallel.world import World
-from turbogr.train.step import Stepper
+from turbogr.tables.table import RowGradients
+from turbogr.training.step import Stepper
 
 _COLLECTIVES = ("all_to_all_single", "all_gather", "all_reduce")
 
 
 def measure(world: World, options: dict[str, Any]) -> dict[str, Any]:
-    """Measure `buckets` or `meshes`, whichever the options have."""
+    """Measure the `buckets` or the `meshes` of the options."""
     ops.keep_freed_memory()
     return measure_buckets(world, options) if "buckets" in options else measure_meshes(world, options)
 
 
 def measure_buckets(world: World, options: dict[str, Any]) -> dict[str, Any]:
-    """Sum the dense gradients in each of the `buckets` in turn, sizes in bytes by name; return the seconds of a step,
-    medians over the steps."""
+    """Sum the dense gradients with each of the `buckets` sizes (bytes by name) in turn; return the median seconds of a
+    step by name."""
     batch = equal_batch(options, world)
     steppers = {name: _stepper(world, options, world.size, "fp32") for name in options["buckets"]}
     for name, stepper in steppers.items():
@@ -56,11 +56,11 @@ def measure_buckets(world: World, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def measure_meshes(world: World, options: dict[str, Any]) -> dict[str, Any]:
-    """Train on each of the `meshes` in turn; return by name the seconds of every part, medians over the steps.
+    """Train on each of the `meshes` in turn; return by name the median seconds of every part.
 
-    `all_to_all` is the exchange of ids, vectors and gradients inside groups, `communication` all collectives, `step` a
-    whole step. `row_error` is how far the first step's gradients of the rows are from those of the first mesh with as
-    many groups, relative to their norm.
+    `all_to_all`: exchange of ids, vectors and gradients inside groups. `communication`: all collectives. `step`: whole
+    steps. `row_error`: distance of the first step's row gradients from those of the first mesh with the same number of
+    groups, relative to their norm.
     """
     batch = equal_batch(options, world)
     steppers = {name: _stepper(world, options, *mesh) for name, mesh in options["meshes"].items()}
@@ -72,9 +72,9 @@ def measure_meshes(world: World, options: dict[str, Any]) -> dict[str, Any]:
         for name, stepper in steppers.items():
             found[name]["step"].append(_whole(stepper, batch, number))
         for name, stepper in steppers.items():
-            exchange, everything = _taken_apart(stepper, batch, number)
+            exchange, all_collectives = _separated(stepper, batch, number)
             found[name]["all_to_all"].append(exchange)
-            found[name]["communication"].append(everything)
+            found[name]["communication"].append(all_collectives)
     results: dict[str, Any] = {
         name: {part: median(values) for part, values in parts.items()} for name, parts in found.items()
     }
@@ -84,17 +84,18 @@ def measure_meshes(world: World, options: dict[str, Any]) -> dict[str, Any]:
     return results
 
 
-def _stepper(world: World, options: dict[str, Any], groups: int, precision: wire.Precision) -> Stepper:
+def _stepper(world: World, options: dict[str, Any], groups: int, precision: row_encoding.Precision) -> Stepper:
     mesh = Mesh.build(world, choose_mesh(world.size, world.local_size, groups=groups), "cpu")
     return make_stepper(options, mesh, ParallelConfig(wire=precision))
 
 
 def _train(stepper: Stepper, batch: Batch, step: int) -> RowGradients:
-    working_set = stepper.fetch(batch, step)
-    loss = stepper.compute(batch, working_set, step)
-    rows = stepper.reduce(working_set)
+    batch = stepper.prepare(batch, step)
+    sets = stepper.fetch(batch)
+    loss = stepper.compute(batch, sets, step)
+    rows = stepper.reduce(sets)
     stepper.update(rows, stepper.measure(loss, rows).grad_norm, 1.0)
-    return rows
+    return rows[0]
 
 
 def _whole(stepper: Stepper, batch: Batch, step: int) -> float:
@@ -105,9 +106,9 @@ def _whole(stepper: Stepper, batch: Batch, step: int) -> float:
     return max(world.gather_objects(time.perf_counter() - started))
 
 
-def _taken_apart(stepper: Stepper, batch: Batch, step: int) -> tuple[float, float]:
+def _separated(stepper: Stepper, batch: Batch, step: int) -> tuple[float, float]:
     """Return the seconds of the exchange inside groups and of all collectives of a step."""
-    with alone() as calls:
+    with separate_collectives() as calls:
         _train(stepper, batch, step)
     everyone = stepper.mesh.world.gather(torch.tensor([seconds for _, seconds in calls], dtype=torch.float64))
     slowest = everyone.amax(0)
@@ -116,9 +117,9 @@ def _taken_apart(stepper: Stepper, batch: Batch, step: int) -> tuple[float, floa
 
 
 @contextmanager
-def alone() -> Iterator[list[tuple[Any, float]]]:
-    """Run every collective and every exchange of the item table inside the block alone, between barriers; fill a list
-    of (process group, seconds)."""
+def separate_collectives() -> Iterator[list[tuple[Any, float]]]:
+    """Inside the block, run every collective and every row exchange alone, between barriers; fill the yielded list with
+    (process group, seconds)."""
     calls: list[tuple[Any, float]] = []
     barrier = dist.barrier
 
@@ -128,7 +129,7 @@ def alone() -> Iterator[list[tuple[Any, float]]]:
         run()
         calls.append((group, time.perf_counter() - started))
 
-    def alone_like(collective: Callable[..., Any]) -> Callable[..., Any]:
+    def separated(collective: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, group: Any = None, async_op: bool = False, **options: Any) -> _Done | None:
             timed(lambda: collective(*args, group=group, **options), group)
             return _Done() if async_op else None
@@ -141,13 +142,13 @@ def alone() -> Iterator[list[tuple[Any, float]]]:
 
     with ExitStack() as patched:
         for name in _COLLECTIVES:
-            patched.enter_context(mock.patch.object(dist, name, alone_like(getattr(dist, name))))
+            patched.enter_context(mock.patch.object(dist, name, separated(getattr(dist, name))))
         patched.enter_context(mock.patch.object(sharded_table, "start_exchange", exchange))
         yield calls
 
 
 class _Done:
-    """The handle of a collective that is over."""
+    """The handle of a finished collective."""
 
     def wait(self) -> None:
         """Return at once."""
@@ -160,4 +161,4 @@ def _distance(world: World, values: Tensor, reference: Tensor) -> float:
 
 
 if __name__ == "__main__":
-    serve(measure)
+    rank_main(measure)

@@ -1,8 +1,8 @@
-"""One measured embedding, run as a script of its own: the way and the settings come as JSON on standard input.
+"""Measure one embedding implementation; a script that reads its name and the settings as JSON from standard input.
 
-As a script, so that FBGEMM's can run in an environment that has FBGEMM and not TurboGR. Prints as JSON the seconds of
-the fastest forward and of the fastest backward with update. Every way keeps freed memory in its process, as training
-with TurboGR does: without that, clearing fresh pages hides what is compared.
+It is a script so that FBGEMM can be measured in an environment that has FBGEMM and not TurboGR. It prints as JSON the
+seconds of the fastest forward and of the fastest backward with update. Every implementation keeps freed memory in its
+process, as training with TurboGR does; otherwise the time to clear fresh pages would hide the difference.
 """
 
 from __future__ import annotations
@@ -27,22 +27,27 @@ Backward = Callable[[Any], None]
 
 
 def make_ids(settings: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
-    """Real ids [num_ids - num_padding], from 1, and the same ids padded with 0 to [num_ids / max_len, max_len].
+    """Return real ids [num_ids - num_padding], from 1, and the same padded with 0 to [num_ids / max_len, max_len].
 
-    Ids follow a Zipf law over the table; all sequences are about equally long.
+    Ids follow a Zipf law over the table; all sequences have about the same length.
     """
     random = torch.Generator().manual_seed(0)
     num_real, num_rows = settings["num_ids"] - settings["num_padding"], settings["num_rows"]
-    # Inverse of the distribution function of a Zipf law with exponent 1.
-    rank = torch.exp(torch.rand(num_real, generator=random, dtype=torch.float64) * math.log(num_rows))
-    shuffled = torch.randperm(num_rows, generator=random) + 1
-    ids = shuffled[rank.long().clamp(max=num_rows) - 1]
+    ids = draw_zipf_ids(num_real, num_rows, random)
     num_sequences = settings["num_ids"] // settings["max_len"]
     lengths = torch.full((num_sequences,), num_real // num_sequences)
     lengths[: num_real - int(lengths.sum())] += 1
     padded = torch.zeros(num_sequences, settings["max_len"], dtype=torch.int64)
     padded[torch.arange(settings["max_len"])[None, :] < lengths[:, None]] = ids
     return ids, padded
+
+
+def draw_zipf_ids(count: int, num_rows: int, random: torch.Generator) -> Tensor:
+    """Draw ids [count] from 1 to num_rows by a Zipf law with exponent 1; which ids are frequent is random."""
+    # Inverse of the distribution function.
+    popularity = torch.exp(torch.rand(count, generator=random, dtype=torch.float64) * math.log(num_rows))
+    shuffled = torch.randperm(num_rows, generator=random) + 1
+    return shuffled[popularity.long().clamp(max=num_rows) - 1]
 
 
 def padded_lookup(settings: Mapping[str, Any], table: Tensor, ids: Tensor, padded: Tensor) -> tuple[Forward, Backward]:
@@ -59,8 +64,8 @@ def padded_stage(settings: Mapping[str, Any], table: Tensor, ids: Tensor, padded
     scale = math.sqrt(table.shape[1])
 
     def forward() -> Tensor:
-        places = torch.arange(padded.shape[1]).unsqueeze(0).repeat(padded.shape[0], 1)
-        x: Tensor = dropout(embedding(padded) * scale + position(places))
+        positions = torch.arange(padded.shape[1]).unsqueeze(0).repeat(padded.shape[0], 1)
+        x: Tensor = dropout(embedding(padded) * scale + position(positions))
         x *= (padded != 0).unsqueeze(-1).float()
         return x
 
@@ -85,12 +90,12 @@ def _update_sparse(embedding: nn.Embedding, grad: Tensor) -> Callable[[Tensor], 
 
 
 def our_lookup(settings: Mapping[str, Any], table: Tensor, ids: Tensor, padded: Tensor) -> tuple[Forward, Backward]:
-    """Our operators as a bare look-up: one position of zeros, a scale of one, nothing dropped."""
+    """Our operators as a look-up alone: one position of zeros, a scale of one, no dropout."""
     return _ours(table, ids, torch.zeros(1, table.shape[1]), torch.zeros_like(ids), 1.0, 0.0)
 
 
 def our_stage(settings: Mapping[str, Any], table: Tensor, ids: Tensor, padded: Tensor) -> tuple[Forward, Backward]:
-    """The same input of a model by our operators, on real ids."""
+    """The input of a model by our operators, on real ids."""
     positions = torch.arange(padded.shape[1]).expand(padded.shape)[padded != 0]
     position_rows = torch.randn(padded.shape[1], table.shape[1])
     return _ours(table, ids, position_rows, positions, math.sqrt(table.shape[1]), settings["dropout"])
@@ -106,7 +111,7 @@ def _ours(
     ops.prefer_huge_pages(square)
     square.zero_()
     grad = torch.randn(ids.numel(), table.shape[1])
-    # A bare look-up has no positions to learn, and then their gradient is not asked for.
+    # A look-up alone has no positions to learn, so their gradient is not computed.
     learned = position_rows.shape[0] if position_rows.shape[0] > 1 else 0
 
     def forward() -> Any:
@@ -123,7 +128,7 @@ def _ours(
 
 
 def fbgemm_lookup(settings: Mapping[str, Any], table: Tensor, ids: Tensor, padded: Tensor) -> tuple[Forward, Backward]:
-    """FBGEMM's table on real ids, a sequence of vectors and no bags, with its Adagrad, which sums duplicates first."""
+    """FBGEMM's table on real ids without pooling, with its Adagrad, which sums duplicates first."""
     config = importlib.import_module("fbgemm_gpu.split_embedding_configs")
     training = importlib.import_module("fbgemm_gpu.split_table_batched_embeddings_ops_training")
     common = importlib.import_module("fbgemm_gpu.split_table_batched_embeddings_ops_common")
@@ -150,11 +155,11 @@ WAYS = {
 
 
 def measure(way: str, settings: Mapping[str, Any]) -> dict[str, float]:
-    """Seconds of the fastest forward and of the fastest backward with update, after a round that warms up."""
+    """Return the seconds of the fastest forward and of the fastest backward with update, after a warm-up round."""
     torch.manual_seed(0)
     table = torch.empty(settings["num_rows"] + 1, settings["width"])
     if way.startswith("our"):
-        importlib.import_module("turbogr.ops").prefer_huge_pages(table)  # as our item tables do
+        importlib.import_module("turbogr.ops").prefer_huge_pages(table)  # as for our tables
     table.normal_()
     forward, backward = WAYS[way](settings, table, *make_ids(settings))
     seconds: dict[str, float] = {"forward": math.inf, "backward": math.inf}
@@ -165,7 +170,7 @@ def measure(way: str, settings: Mapping[str, Any]) -> dict[str, float]:
         backward(out)
         end = time.perf_counter()
         del out
-        if round_number:  # optimisers make their state in the first
+        if round_number:  # optimisers create their state in round 0
             seconds = {
                 "forward": min(seconds["forward"], middle - start),
                 "backward": min(seconds["backward"], end - middle),
@@ -174,7 +179,7 @@ def measure(way: str, settings: Mapping[str, Any]) -> dict[str, float]:
 
 
 def keep_freed_memory() -> None:
-    """As `turbogr.ops.keep_freed_memory`, which FBGEMM's environment does not have."""
+    """Do what `turbogr.ops.keep_freed_memory` does; FBGEMM's environment does not have it."""
     if sys.platform.startswith("linux"):
         mallopt = ctypes.CDLL(None).mallopt
         for option, value in ((-4, 0), (-1, 2**31 - 1), (-2, 2**26)):

@@ -1,9 +1,9 @@
-"""Several machines emulated on this one: network namespaces, joined by a switch over links of a given rate.
+"""Several nodes emulated on this machine: network namespaces, connected by a switch with links of a given rate.
 
-A node is a namespace with its own loopback, so ranks of one node talk through memory, and an interface whose traffic
-passes a token bucket in both directions, like a full-duplex network card. The switch has a namespace too: nothing of
-this appears in the machine's own network, and it all goes when the namespaces are deleted. Linux wants iproute2 and
-root for it; elsewhere the nodes are only names, and everybody talks over the one loopback.
+A node is a namespace with its own loopback, so ranks of one node communicate through memory, and an interface whose
+traffic passes a token bucket in both directions, like a full-duplex network card. The switch is a namespace too: the
+machine's own network is not changed, and everything is gone when the namespaces are deleted. This needs Linux, iproute2
+and root; without them the nodes are only names, and all ranks communicate over one loopback.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from turbogr.errors import UserError
 
 _PREFIX = "turbogr"
 _INTERFACE = "eth0"
-_BURST_SECONDS = 0.001  # of the rate pass at once, but at least a segment of the largest size
+_BURST_SECONDS = 0.001  # this much of the rate may pass at once, but at least a segment of the largest size
 _LARGEST_SEGMENT = 1 << 16
 _QUEUE_BYTES = 1 << 26  # deep enough that nothing is dropped: a lost packet would cost TCP 200 ms
 _END_SECONDS = 5.0
@@ -29,7 +29,7 @@ _END_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class Node:
-    """A machine as ranks see it: its address, and the namespace to start them in (None: this machine's own)."""
+    """An emulated machine: its address, and the namespace to start ranks in (None: the machine's own)."""
 
     address: str = "127.0.0.1"
     namespace: str | None = None
@@ -45,7 +45,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Network:
-    """`nodes`, and in words how they are joined."""
+    """`nodes`, and a note that says how they are connected."""
 
     nodes: tuple[Node, ...]
     note: str
@@ -61,11 +61,11 @@ LOOPBACK = Network((Node(),), "one machine")
 
 @contextmanager
 def emulated_network(num_nodes: int, megabits: float) -> Iterator[Network]:
-    """Join `num_nodes` nodes by links of `megabits` Mbit/s each for the time of the `with` block.
+    """Connect `num_nodes` nodes by links of `megabits` Mbit/s each during the `with` block.
 
-    At the end, however it comes, processes left on the nodes are killed and the namespaces removed. What a killed run
-    could not remove, the next one does. Where namespaces cannot be made, all nodes are this machine and the note says
-    why.
+    At its end, also after an exception, processes left on the nodes are killed and the namespaces removed. If a run was
+    killed, the next one removes its namespaces. If namespaces cannot be created, all nodes are this machine and the
+    note says why.
     """
     assert 0 < num_nodes < 255, num_nodes
     if megabits <= 0:
@@ -79,13 +79,13 @@ def emulated_network(num_nodes: int, megabits: float) -> Iterator[Network]:
             network = Network((Node(),) * num_nodes, _why_not(error))
         yield network
     finally:
-        with _undisturbed():
+        with _signals_blocked():
             for name in _namespaces(prefix):
                 _remove(name)
 
 
 def remove_leftovers() -> None:
-    """Remove the namespaces of runs that are gone, and the processes that still live in them."""
+    """Remove the namespaces of runs that have ended, and kill the processes that are still in them."""
     for name in _namespaces(f"{_PREFIX}-"):
         pid, _, started = name.removeprefix(f"{_PREFIX}-").rpartition("-")[0].partition("-")
         if started and started != _started(int(pid)):
@@ -108,7 +108,7 @@ def _build(prefix: str, num_nodes: int, megabits: float) -> Network:
         _run("ip", "-n", name, "link", "set", _INTERFACE, "up")
         _limit(name, _INTERFACE, megabits)
         _limit(switch, port, megabits)
-    return Network(nodes, f"{num_nodes} nodes in network namespaces, joined by links of {megabits:g} Mbit/s")
+    return Network(nodes, f"{num_nodes} nodes in network namespaces, connected by links of {megabits:g} Mbit/s")
 
 
 def _limit(namespace: str, interface: str, megabits: float) -> None:
@@ -121,13 +121,13 @@ def _limit(namespace: str, interface: str, megabits: float) -> None:
 def _why_not(error: OSError | subprocess.CalledProcessError) -> str:
     reason = error.stderr.strip() if isinstance(error, subprocess.CalledProcessError) else str(error)
     return (
-        f"no network namespaces here ({' '.join(reason.split())}), which need iproute2 and root: all nodes talk over "
-        "loopback, as fast to each other as inside"
+        f"no network namespaces on this machine ({' '.join(reason.split())}), which need iproute2 and root: all nodes "
+        "communicate over loopback, between nodes as fast as inside one"
     )
 
 
 def _namespaces(prefix: str) -> list[str]:
-    """Names of namespaces that begin so; none where they cannot be listed."""
+    """Return the names of the namespaces that start with `prefix`; none if they cannot be listed."""
     try:
         listed = _run("ip", "netns", "list").splitlines()
     except (OSError, subprocess.CalledProcessError):
@@ -136,7 +136,7 @@ def _namespaces(prefix: str) -> list[str]:
 
 
 def _remove(name: str) -> None:
-    """Kill the processes of a namespace and delete it, as far as this is allowed."""
+    """Kill the processes of a namespace and delete it, as far as permissions allow."""
     deadline = time.monotonic() + _END_SECONDS
     with suppress(OSError, subprocess.CalledProcessError):
         while (pids := _run("ip", "netns", "pids", name).split()) and time.monotonic() < deadline:
@@ -149,7 +149,7 @@ def _remove(name: str) -> None:
 
 
 def _started(pid: int) -> str:
-    """When a process has started, in ticks since the machine did: numbers of processes come again. "" if it is gone."""
+    """Return when a process started, in ticks since boot, because process ids are reused; "" if it has ended."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[19]
     except OSError:
@@ -161,8 +161,8 @@ def _run(*command: str) -> str:
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
-    """Let signals wait until the block is done."""
+def _signals_blocked() -> Iterator[None]:
+    """Delay signals until the end of the block."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
     try:
         yield

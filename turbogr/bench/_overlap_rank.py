@@ -1,7 +1,7 @@
-"""One rank of `bench overlap`: steps in every mode, where their time went, and what consecutive batches share.
+"""One rank of `bench overlap`: steps in every mode, where their time goes, and how many rows consecutive batches share.
 
-All sequences have the same length, so that ranks wait for each other's rows and for nothing else. Items are as popular
-as 1 / rank.
+All sequences have the same length, so that ranks wait only for each other's rows. The n-th most popular item has a
+popularity of 1 / n.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from turbogr import ops
-from turbogr.bench._ranks import serve
+from turbogr.bench._ranks import rank_main
 from turbogr.bench._training import write_store
 from turbogr.config import (
     Config,
@@ -32,9 +32,9 @@ from turbogr.config import (
 from turbogr.data.store import Store
 from turbogr.parallel.mesh import Mesh, choose_mesh
 from turbogr.parallel.world import World
-from turbogr.train.progress import Window
-from turbogr.train.timeline import Timeline
-from turbogr.train.trainer import Trainer
+from turbogr.progress import Window
+from turbogr.training.timeline import Timeline
+from turbogr.training.trainer import Trainer
 
 PIPELINES: dict[str, dict[str, Any]] = {
     "serial": {"mode": "sync", "depth": 1},
@@ -43,13 +43,13 @@ PIPELINES: dict[str, dict[str, Any]] = {
     "exact_overlap": {"mode": "exact_overlap", "depth": 6},
 }
 _FIRST_WAIT = {"serial": "exposed_sparse", "pipeline": "exposed_sparse"}
-"""What a rank waits for first after the backward, where it is not the sum of the dense gradients."""
-_BEHIND = 1  # steps to read ahead for while the last measured one runs
+"""What a rank waits for first after the backward, if not for the sum of the dense gradients."""
+_BEHIND = 1  # steps that follow the last measured one, so that it has something to read ahead for
 _ROUNDS = 6
 
 
 def measure(world: World, options: dict[str, Any]) -> dict[str, Any]:
-    """Time every mode with every model, or on one rank what the pipeline alone costs."""
+    """Time every mode with every model; on one rank measure the overhead of the pipeline."""
     ops.keep_freed_memory()
     if world.size == 1:
         return {name: _overhead(world, name, options) for name in options["models"]}
@@ -57,26 +57,27 @@ def measure(world: World, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _steps(world: World, model: str, mode: str, options: dict[str, Any]) -> dict[str, float]:
-    """Seconds of a step and its shares, means over the ranks; all ranks return the same.
+    """Return the seconds of a step and its shares, means over the ranks; the same on all ranks.
 
-    `main_cpu` and `other_cpu` are cores that the main thread and all others keep busy; they share one here, so what
-    communication computes is lost to the main thread. `skew` is the share of waiting for ranks whose backward took
-    longer, which is no communication: all are on this machine and read one clock. It is part of what a rank waits for
-    first after its backward, and is taken off that.
+    `main_cpu` and `other_cpu` are the number of cores that the main thread and all others keep busy. They share one
+    core here, so the processor time of communication is lost to the main thread. `skew` is the share of waiting for
+    ranks whose backward took longer; that is not communication. It can be measured because all ranks are on this
+    machine and read one clock. It is part of what a rank waits for first after its backward, and is subtracted there.
     """
     with tempfile.TemporaryDirectory() as folder:
         trainer = _make_trainer(world, model, mode, options, Path(folder))
         marks: list[tuple[float, float, float, Window]] = []
         warm, num_steps = options["warm_steps"], options["max_steps"]
-        asked = []
-        with trainer.flights() as flights:
-            for done, flight in enumerate(flights, 1):
-                trainer.step(flight)
-                asked.append(0 if flight.request is None else flight.request.ids.numel())
+        num_requested = []
+        with trainer.batches() as batches:
+            for done, pending in enumerate(batches, 1):
+                trainer.step(pending)
+                requests = () if pending.request is None else pending.request.requests
+                num_requested.append(sum(request.ids.numel() for request in requests))
                 clocks = time.perf_counter(), time.thread_time(), time.process_time()
                 marks.append((*clocks, dataclasses.replace(trainer.progress.window)))
                 if done == warm > 1:
-                    # Everybody must stop after the same step.
+                    # All ranks must stop after the same step.
                     slowest = max(world.gather_objects(marks[-1][0] - marks[-2][0]))
                     num_steps = min(num_steps, max(options["min_steps"], round(options["seconds"] / slowest)))
                 if done == warm + num_steps + _BEHIND:
@@ -91,10 +92,10 @@ def _steps(world: World, model: str, mode: str, options: dict[str, Any]) -> dict
         "exposed_sparse": (after.exposed_sparse - before.exposed_sparse) / seconds,
         "exposed_dense": (after.exposed_dense - before.exposed_dense) / seconds,
         "idle": (after.idle - before.idle) / seconds,
-        "rows_asked": sum(asked) / len(asked),
+        "rows_requested": sum(num_requested) / len(num_requested),
         "rows_read": float(after.rows_read - before.rows_read) / num_steps,
         "rows_shared": float(after.rows_shared - before.rows_shared) / num_steps,
-        "dim": float(trainer.table.dim),
+        "dim": float(trainer.tables.groups[0].dim),
     }
     arrivals = _arrivals(trainer.timeline, range(warm, warm + num_steps))
     last = [max(times) for times in zip(*world.gather_objects([start for start, _ in arrivals]), strict=True)]
@@ -107,21 +108,21 @@ def _steps(world: World, model: str, mode: str, options: dict[str, Any]) -> dict
 
 
 def _arrivals(timeline: Timeline, steps: range) -> list[tuple[float, float]]:
-    """When this rank began and ended to exchange the gradients of each step."""
+    """Return when this rank started and ended the exchange of the gradients of each step."""
     found = {span.step: (span.start, span.end) for span in timeline.spans if span.name == "reduce"}
     return [found[step] for step in steps]
 
 
 def _overhead(world: World, model: str, options: dict[str, Any]) -> float:
-    """How much longer a step of the pipeline takes than one of the serial loop: the best of several turns of each.
+    """Return how much longer a step of the pipeline takes than one of the serial loop: the fastest round of each.
 
-    Whatever else the machine does makes a turn longer, never shorter.
+    Other processes on the machine make a round longer, never shorter.
     """
-    turns: dict[str, list[float]] = {"serial": [], "pipeline": []}
+    rounds: dict[str, list[float]] = {"serial": [], "pipeline": []}
     for number in range(_ROUNDS):
         for mode in ("serial", "pipeline") if number % 2 else ("pipeline", "serial"):
-            turns[mode].append(_steps(world, model, mode, options)["seconds"])
-    return min(turns["pipeline"]) / min(turns["serial"]) - 1.0
+            rounds[mode].append(_steps(world, model, mode, options)["seconds"])
+    return min(rounds["pipeline"]) / min(rounds["serial"]) - 1.0
 
 
 def _make_trainer(world: World, model: str, mode: str, options: dict[str, Any], folder: Path) -> Trainer:
@@ -144,13 +145,12 @@ def _make_trainer(world: World, model: str, mode: str, options: dict[str, Any], 
 
 
 def _store(path: Path, num_sequences: int, length: int, num_items: int) -> Store:
-    lengths = np.full(
-        num_sequences, length + 2, np.int64
-    )  # the last one of a user is held out, the one before a target
+    # A user's last event is held out, and the one before is only a target.
+    lengths = np.full(num_sequences, length + 2, np.int64)
     uniform = np.random.default_rng(2).random(int(lengths.sum()))
     items = np.minimum(np.exp(uniform * np.log(num_items)).astype(np.int64), num_items - 1)
     return write_store(path, lengths, num_items, items)
 
 
 if __name__ == "__main__":
-    serve(measure)
+    rank_main(measure)

@@ -1,4 +1,4 @@
-"""What the public code does, in plain PyTorch: attention on padded batches with a bias of every pair of positions."""
+"""HSTU attention as Meta's research code computes it: padded batches, a bias for every pair of positions."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def padded_hstu_attention(
     time_weight: Tensor,
     max_len: int,
 ) -> Tensor:
-    """HSTU attention of jagged [T, h, d] through padded [B, max_len, h, d], as Meta's research code computes it."""
+    """Return HSTU attention of jagged [T, h, d], computed on padded [B, max_len, h, d] in plain PyTorch."""
     lengths = offsets.diff()
     filled = torch.arange(max_len)[None, :] < lengths[:, None]
     q_bnhd, k_bnhd, v_bnhe = (_pad(x, filled) for x in (q, k, v))
-    place = torch.arange(max_len)
-    by_position = position_weight[max_len - 1 + place[None, :] - place[:, None]]
+    position = torch.arange(max_len)
+    by_position = position_weight[max_len - 1 + position[None, :] - position[:, None]]
     distance = (_pad(query_times, filled)[:, :, None] - _pad(key_times, filled)[:, None, :]).abs().clamp(min=1)
     buckets = (torch.log(distance.float()) / BUCKET_WIDTH).long().clamp(max=time_weight.numel() - 1)
     bias = by_position[None] + time_weight[buckets]

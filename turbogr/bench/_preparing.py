@@ -1,9 +1,9 @@
-"""One measured preparation, run as a script of its own with the arguments WHICH LOG OUT.
+"""Measure one preparation; a script with the arguments WHICH LOG OUT.
 
-As a script and not as a module of the package, so that nothing else is loaded and counted. Prints seconds, CPU seconds
-of all threads, peak memory and the number of distinct ids as JSON. WHICH is turbogr, or a plain implementation of the
-same task (check, map the ids in ascending order, sort by user, time and row, write the columns). Those in pandas and
-polars hold the whole log in memory; the one in DuckDB may use as much as `DUCKDB_MEMORY` and puts the rest on disk.
+It is a script and not a module of the package, so that no other code is loaded and counted. It prints seconds, CPU
+seconds of all threads, peak memory and the number of distinct ids as JSON. WHICH is turbogr, or a plain implementation
+of the same task: check, map the ids in ascending order, sort by user, time and row, write the columns. Those in pandas
+and polars hold the whole log in memory; DuckDB may use `DUCKDB_MEMORY` and puts the rest on disk.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DUCKDB_MEMORY = "1GiB"
 def with_turbogr(log: Path, out: Path) -> int:
     import warnings
 
-    from turbogr.data.prepare import prepare
+    from turbogr.data.prepare.preparation import prepare
 
     warnings.simplefilter("ignore")
     store = prepare("parquet", [log], out)
@@ -111,7 +111,7 @@ WAYS = {"turbogr": with_turbogr, "pandas": with_pandas, "polars": with_polars, "
 
 
 def peak_memory() -> int:
-    """Most bytes of memory that this process has held, without what its parent held before it was started."""
+    """Return the peak memory of this process, without that of its parent before the start."""
     try:
         lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
         return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:"))
@@ -122,7 +122,9 @@ def peak_memory() -> int:
 
 def main() -> None:
     which, log, out = sys.argv[1:]
-    importlib.import_module({"turbogr": "turbogr.data.prepare"}.get(which, which))  # before the clock starts
+    importlib.import_module(
+        {"turbogr": "turbogr.data.prepare.preparation"}.get(which, which)
+    )  # before the clock starts
     start, cpu_start = time.perf_counter(), time.process_time()
     distinct_ids = WAYS[which](Path(log), Path(out))
     seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start

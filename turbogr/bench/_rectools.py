@@ -1,6 +1,7 @@
-"""RecTools' HSTUModel on the lengths of a case; runs in RecTools' own environment and imports nothing of ours.
+"""Measure RecTools' HSTUModel on the lengths of a case; runs in RecTools' environment, without TurboGR.
 
-The first of two epochs warms up; tokens are real ones, not padding. The case comes as JSON on standard input.
+The first of two epochs is the warm-up; tokens are real ones, without padding. The case is read as JSON from standard
+input.
 """
 
 from __future__ import annotations

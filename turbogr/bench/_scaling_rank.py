@@ -1,7 +1,7 @@
-"""One rank of `bench scaling`: training steps of fixed work, timed by stage, and the speed of the links.
+"""One rank of `bench scaling`: training steps of fixed work, timed by stage, and the bandwidth between ranks.
 
-Every rank has the same lengths, so that nothing but communication and shared hardware keeps two ranks from being twice
-as fast as one; what unequal lengths cost is measured by `bench balance` and added by the simulator.
+Every rank has the same lengths, so that only communication and shared hardware keep two ranks from being twice as fast
+as one. The cost of unequal lengths is measured by `bench balance` and added by the simulator.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ import numpy as np
 import torch
 
 from turbogr import ops
-from turbogr.bench._ranks import serve
+from turbogr.bench._ranks import rank_main
 from turbogr.bench._steps import equal_batch, make_stepper
 from turbogr.data.batching import Batch
-from turbogr.parallel.links import measure_links
+from turbogr.parallel.bandwidth import measure_bandwidth
 from turbogr.parallel.mesh import Mesh, choose_mesh
 from turbogr.parallel.world import World
-from turbogr.train.step import Stepper
+from turbogr.training.step import Stepper
 
 STAGES = ("fetch", "compute", "reduce", "update")
 _CORE_SIZE = (1024, 1024)
@@ -32,9 +32,9 @@ _CORE_SECONDS = 1.0
 def measure(world: World, options: dict[str, Any]) -> dict[str, Any]:
     """Train and time; all ranks return the same.
 
-    `seconds` is what the slowest rank takes in the best step, the others being what else the machine does, and
-    `stages` the parts of that step, means over the ranks. `core_rate` is how fast the slowest rank's core multiplies
-    matrices meanwhile, when no rank waits for another: what the machine itself makes of more ranks.
+    `seconds`: the slowest rank's time in the fastest step (other processes on the machine only make steps slower).
+    `stages`: the parts of that step, means over the ranks. `core_rate`: matrix products per second of the slowest rank
+    while all ranks compute products independently, the ceiling of this hardware.
     """
     ops.keep_freed_memory()
     mesh = Mesh.build(world, choose_mesh(world.size, world.local_size), "cpu")
@@ -50,17 +50,18 @@ def measure(world: World, options: dict[str, Any]) -> dict[str, Any]:
     return {
         "seconds": float(slowest[best]),
         "stages": dict(zip(STAGES, everyone[:, best].mean(axis=0).tolist(), strict=True)),
-        "num_parameters": stepper.model.num_parameters(),
+        "num_parameters": stepper.task.num_parameters,
         "steps": num_steps,
         "core_rate": max(rates),
-        "links": dataclasses.asdict(measure_links(world)) if world.size > 1 else None,
+        "links": dataclasses.asdict(measure_bandwidth(world)) if world.size > 1 else None,
     }
 
 
 def _timed_step(stepper: Stepper, batch: Batch, step: int) -> list[float]:
     """Train on a batch; return the seconds of every stage."""
     marks = [time.perf_counter()]
-    working_set = stepper.fetch(batch, step)
+    batch = stepper.prepare(batch, step)
+    working_set = stepper.fetch(batch)
     marks.append(time.perf_counter())
     loss = stepper.compute(batch, working_set, step)
     marks.append(time.perf_counter())
@@ -73,7 +74,7 @@ def _timed_step(stepper: Stepper, batch: Batch, step: int) -> list[float]:
 
 
 def _core_rate(world: World) -> float:
-    """Return how many products a second the slowest rank computes while all do."""
+    """Return the matrix products per second of the slowest rank while all ranks compute them."""
     left, right = torch.ones(_CORE_SIZE), torch.ones(_CORE_SIZE)
     world.barrier()
     started, products = time.perf_counter(), 0
@@ -84,4 +85,4 @@ def _core_rate(world: World) -> float:
 
 
 if __name__ == "__main__":
-    serve(measure)
+    rank_main(measure)

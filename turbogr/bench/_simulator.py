@@ -1,8 +1,8 @@
-"""How long a training step takes on N ranks, from what was measured on one rank and between two: pure arithmetic.
+"""Predict the time of a training step on N ranks from measurements on one rank and between two: pure arithmetic.
 
-A step on one rank is its computing (forward, backward), fetching and updating. N ranks compute the same each and wait
-for the slowest; what comes on top is what `turbogr/parallel` sends and sums, counted in bytes and messages here, over
-links of known latency and rate, and the passes over memory that this takes. Nothing is fitted to a run of many ranks.
+A step on one rank is fetching, computing (forward, backward) and updating. Each of N ranks computes the same and waits
+for the slowest. Added to that is what `turbogr/parallel` sends and sums, counted here in bytes and messages over links
+of known latency and rate, and the passes over memory for it. Nothing is fitted to a run of many ranks.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from turbogr.parallel.dense import bucket_bytes_for
+from turbogr.parallel.dense_gradients import bucket_bytes_for
 
 _FLOAT, _ID = 4, 8
 
 
 @dataclass(frozen=True)
 class Work:
-    """One rank's part of a step: `num_ids` item look-ups (duplicates count) in a table of `num_items` rows of `dim`."""
+    """One rank's part of a step: `num_ids` look-ups (with duplicates) in a table of `num_items` rows of `dim`."""
 
     num_ids: int
     num_items: int
@@ -25,7 +25,7 @@ class Work:
     num_parameters: int
 
     def distinct(self, ranks: float = 1.0) -> float:
-        """Rows that `ranks` ranks touch together, when look-ups are spread evenly over the table."""
+        """Return the number of distinct rows that `ranks` ranks touch, if look-ups are uniform over the table."""
         return self.num_items * -math.expm1(self.num_ids * ranks * math.log1p(-1.0 / self.num_items))
 
     @property
@@ -48,8 +48,8 @@ class OneRank:
 
 @dataclass(frozen=True)
 class Link:
-    """`latency` seconds that a message to one other rank takes, or one round of a sum over two; `rate` bytes a second
-    for each rank that uses it at the same time.
+    """`latency`: seconds of a message to another rank, or of one round of a sum. `rate`: bytes per second for each rank
+    that uses the link at the same time.
     """
 
     latency: float
@@ -61,7 +61,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Cluster:
-    """`inside` joins the members of a group, `across` the groups, and `ring` sums over all ranks."""
+    """`inside`: link between the members of a group. `across`: between groups. `ring`: for sums over all ranks."""
 
     groups: int
     members: int
@@ -75,7 +75,7 @@ class Cluster:
 
 
 def step_seconds(work: Work, one: OneRank, cluster: Cluster, *, waiting: float = 0.0) -> float:
-    """Predict the seconds of a step; `waiting` is the share of the time that ranks wait because parts are unequal."""
+    """Return the predicted seconds of a step; `waiting` is the share of time that ranks wait because of imbalance."""
     if cluster.size == 1:
         return one.seconds
     return (
@@ -89,12 +89,12 @@ def step_seconds(work: Work, one: OneRank, cluster: Cluster, *, waiting: float =
 
 
 def _memory_rate(work: Work, one: OneRank) -> float:
-    """Bytes a second of a pass over rows, as the update of one rank shows it."""
+    """Return the bytes per second of a pass over rows, derived from the update of one rank."""
     return _update_bytes(work.num_parameters, work.distinct() * work.dim) / one.update
 
 
 def _update_bytes(dense: float, rows: float) -> float:
-    """AdamW reads four and writes three numbers for a dense parameter, Adagrad three and two for one of a row."""
+    """AdamW reads four and writes three numbers per dense parameter, Adagrad three and two per element of a row."""
     return _FLOAT * (7 * dense + 5 * rows)
 
 
@@ -105,18 +105,18 @@ def _update(work: Work, one: OneRank, cluster: Cluster) -> float:
 
 
 def _exchange(work: Work, one: OneRank, cluster: Cluster) -> float:
-    """Inside a group: counts, ids and vectors, then gradients; and what gathering and summing rows costs."""
+    """Inside a group: counts, ids and vectors, then gradients; and the cost of gathering and summing rows."""
     if cluster.members == 1:
         return 0.0
     rows, others = work.distinct(), (cluster.members - 1) / cluster.members
     sent = rows * others * (_ID + 2 * work.row_bytes)
-    passes = 5 * rows * work.row_bytes  # look up, and add what came to the sums
+    passes = 5 * rows * work.row_bytes  # look up, and add the received gradients to the sums
     messages = 4 * (cluster.members - 1)
     return cluster.inside.seconds(sent, messages) + passes / _memory_rate(work, one)
 
 
 def _across(work: Work, cluster: Cluster) -> float:
-    """Between groups: pairs of the touched rows of a shard to those who sum them, and the sums to all."""
+    """Between groups: (slot, gradient) pairs of the touched rows to the ranks that sum them, and the sums to all."""
     if cluster.groups == 1:
         return 0.0
     others = (cluster.groups - 1) / cluster.groups
@@ -127,7 +127,7 @@ def _across(work: Work, cluster: Cluster) -> float:
 
 
 def _dense(work: Work, cluster: Cluster) -> float:
-    """The sum of the dense gradients over all ranks, as a ring sends every bucket, and the agreement on loss and norm.
+    """Sum of the dense gradients over all ranks, each bucket in a ring, and the agreement on loss and norm.
 
     A ring of N ranks takes N - 1 times as many rounds as one of two.
     """

@@ -1,4 +1,4 @@
-"""What ranks of a benchmark train: a model of the paper's sizes on made-up sequences of given lengths."""
+"""Training steps for the ranks of a benchmark: a model of the paper's sizes on generated sequences of given lengths."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from turbogr.data.batching import Batch
 from turbogr.jagged import Jagged
 from turbogr.parallel.mesh import Mesh
 from turbogr.parallel.world import World
-from turbogr.train.calibration import made_up_batch
-from turbogr.train.step import Stepper
+from turbogr.training.cost_measurement import made_up_batch
+from turbogr.training.step import Stepper
 
 
 def make_stepper(options: dict[str, Any], mesh: Mesh, parallel: ParallelConfig | None = None) -> Stepper:
-    """Return a stepper of the `model`, `preset`, `num_items` and `num_negatives` of the options, rows by Adagrad."""
+    """Return a stepper with the `model`, `preset`, `num_items` and `num_negatives` of the options, and row Adagrad."""
     config = Config(
         model=ModelConfig(name=options["model"], preset=options["preset"], dropout=0.5),
         loss=LossConfig(num_negatives=options["num_negatives"]),
@@ -30,8 +30,8 @@ def make_stepper(options: dict[str, Any], mesh: Mesh, parallel: ParallelConfig |
 
 
 def equal_batch(options: dict[str, Any], world: World) -> Batch:
-    """Return this rank's part of a step in which every rank has sequences of the `lengths` of the options, with items
-    of its own."""
+    """Return this rank's part of a step in which every rank has sequences of the options' `lengths` with its own
+    items."""
     lengths = np.array(options["lengths"], np.int64)
     step = made_up_batch(np.tile(lengths, world.size), options["num_items"])
     num_tokens = int(lengths.sum())

@@ -1,4 +1,4 @@
-"""Attention at several shapes with the kernels that TURBOGR_KERNELS names; the shapes come as JSON on standard input.
+"""Time attention at several shapes, read as JSON from standard input, with the kernels in TURBOGR_KERNELS.
 
 Run as `python -m turbogr.bench._tiles`; prints the seconds of the fastest forward and backward of each shape.
 """
@@ -16,7 +16,7 @@ from turbogr.ops import RelativeBias, hstu_attention, keep_freed_memory
 
 
 def measure(head_dim: int, length: int, *, tokens: int, heads: int, repeats: int) -> float:
-    """Seconds of the fastest forward and backward of a batch of `tokens` in sequences of `length`."""
+    """Return the seconds of the fastest forward and backward of a batch of `tokens` in sequences of `length`."""
     torch.manual_seed(0)
     count = max(1, tokens // length)
     total = count * length

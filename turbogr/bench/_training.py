@@ -1,4 +1,4 @@
-"""Training steps of one case, measured in a process of its own so that its memory can be told from everything else's.
+"""Measure training steps of one case, in its own process so that its peak memory can be read.
 
 Run as `python -m turbogr.bench._training` with the case as JSON on standard input; the result is JSON on standard
 output.
@@ -24,14 +24,15 @@ from numpy.typing import NDArray
 from turbogr import ops
 from turbogr.config import Config, DataConfig, LossConfig, ModelConfig, TrainConfig, parse, resolve
 from turbogr.data.batching import Batch
-from turbogr.data.store import Manifest, Store, StoreWriter
-from turbogr.train.profile import Profiler
-from turbogr.train.trainer import Trainer
+from turbogr.data.store import Manifest, Store
+from turbogr.data.store_writer import StoreWriter
+from turbogr.training.operator_times import Profiler
+from turbogr.training.trainer import Trainer
 
 
 @dataclass(frozen=True)
 class Case:
-    """A model, and batches of `batch_size` sequences whose lengths are lognormal within shortest to model.max_len."""
+    """A model, and batches of `batch_size` sequences with lognormal lengths, from `shortest` to model.max_len."""
 
     model: dict[str, Any]
     num_items: int
@@ -48,10 +49,10 @@ class Case:
 
 
 def measure_in_child(case: Case) -> dict[str, Any]:
-    """Measure a case in a fresh process.
+    """Measure a case in a new process.
 
     Raises:
-        RuntimeError: the process failed; the message holds the end of what it said.
+        RuntimeError: the process failed; the message has the end of its output.
     """
     done = subprocess.run(
         [sys.executable, "-m", "turbogr.bench._training"],
@@ -67,14 +68,14 @@ def measure_in_child(case: Case) -> dict[str, Any]:
 
 
 def draw_lengths(case: Case, count: int, longest: int, seed: int = 0) -> NDArray[np.int64]:
-    """Lengths [count] of the case's distribution."""
+    """Return `count` lengths of the case's distribution."""
     random = np.random.default_rng(seed)
     lengths = case.median_length * np.exp(case.sigma * random.standard_normal(count))
     return np.clip(lengths, case.shortest, longest).astype(np.int64)
 
 
 def measure(case: Case) -> dict[str, Any]:
-    """Train for about `seconds` and at least `min_steps` steps, after one that warms up."""
+    """Train for about `seconds` and at least `min_steps` steps, after a warm-up step."""
     if case.threads:
         torch.set_num_threads(case.threads)
     ops.set_backend(case.backend)
@@ -99,10 +100,10 @@ def measure(case: Case) -> dict[str, Any]:
             "steps": window.steps,
             "tokens_per_step": window.tokens / window.steps,
             "peak_memory_bytes": _resident_bytes("VmHWM") - idle,
-            "num_parameters": trainer.model.num_parameters(),
+            "num_parameters": trainer.task.num_parameters,
         }
         if case.profile:
-            # A few steps where they are short; a long one is steady by itself.
+            # Average several steps if they are short; a long one varies little.
             count = max(1, min(len(batches), int(2 * window.steps / elapsed)))
             result["profile"] = _profile(trainer, batches[:count])
     return result
@@ -125,7 +126,8 @@ def _make_trainer(case: Case, folder: Path) -> Trainer:
 def write_store(
     path: Path, lengths: NDArray[np.int64], num_items: int, items: NDArray[np.int64] | None = None
 ) -> Store:
-    """Random `items`, unless they are given, at random times; what a step computes does not depend on them."""
+    """Write a store with random times, and random items unless `items` is given; a step's cost does not depend on
+    them."""
     random = np.random.default_rng(1)
     total = int(lengths.sum())
     items = random.integers(0, num_items, total) if items is None else items
@@ -149,7 +151,7 @@ def write_store(
 
 
 def _profile(trainer: Trainer, batches: Sequence[Batch]) -> dict[str, float]:
-    """Mean milliseconds of a step by operator."""
+    """Return the mean milliseconds of a step by operator."""
     profiler = Profiler()
     for batch in batches:
         with profiler:
@@ -158,7 +160,7 @@ def _profile(trainer: Trainer, batches: Sequence[Batch]) -> dict[str, float]:
 
 
 def _resident_bytes(field: str) -> int:
-    """VmRSS (now) or VmHWM (peak) of this process; 0 where the system does not tell."""
+    """Return VmRSS (now) or VmHWM (peak) of this process in bytes; 0 if the system does not report it."""
     try:
         lines = Path("/proc/self/status").read_text().splitlines()
     except OSError:
@@ -170,7 +172,7 @@ def _reset_peak() -> None:
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
-        return  # the peak then includes the preparation
+        return  # the peak then includes the set-up
 
 
 def case_from(raw: Mapping[str, Any]) -> Case:

@@ -1,10 +1,15 @@
-"""Load balancing: how long ranks wait for the slowest one, before and after, and how long planning takes.
+"""Load balancing: how long ranks wait for the slowest one, with and without it, and how long planning takes.
 
-Lengths are lognormal: like KuaiRand-27K's (median 8,591, mean 11,796), cut off at `max_len`, and short ones like those
-of Amazon reviews. Waiting is what the paper calls imbalance, time waited ÷ time of the step; costs are counted from the
-model (or given as `cost`), so these figures are exact and the same on every machine. Then `ranks` processes train a
-small model and time their parts. `turbogr bench balance --set learning_epochs=10` also trains on the built-in log with
-batches of sequences and with batches of tokens.
+Claim: reallocating sequences by cost removes most of the waiting, and planning a step takes little time.
+Compared with: equal numbers of sequences per rank, in the order of the epoch.
+Keys: `imbalance_before_W`, `imbalance_after_W` (% of the step waited on W ranks), `token_imbalance_*`,
+`max_token_difference_*`, `plan_seconds_100k_1024`; `wait_share_before_N`, `wait_share_after_N` on N real processes.
+
+Lengths are lognormal: like KuaiRand-27K (median 8,591, mean 11,796), cut off at `max_len`, and short ones like Amazon
+reviews (keys `amazon_*`). Imbalance is the paper's: time waited ÷ time of the step. Costs are counted from the model
+(or given as `cost`), so these figures are exact and the same on every machine. Then `ranks` processes train a small
+model and time themselves. `turbogr bench balance --set learning_epochs=10` also trains on the built-in log with batches
+of sequences and with batches of tokens (keys `learning_*`).
 """
 
 from __future__ import annotations
@@ -18,29 +23,29 @@ import numpy as np
 
 from turbogr.bench._balance_learning import learning_curves
 from turbogr.bench._balance_measured import lognormal, measured_waiting
-from turbogr.bench._partition import deal_in_turns, difference
+from turbogr.bench._partition import karmarkar_karp, zigzag
 from turbogr.bench.record import Cell, Result, Table
 from turbogr.config import PRESETS, ModelConfig
 from turbogr.data.balance import StepPlan, Strategy, contiguous_owners, plan_steps, wait_share
 from turbogr.data.cost import CostModel, Float64Array
-from turbogr.data.dealing import deal, greedy
+from turbogr.data.partition import assign, greedy
 from turbogr.data.vocabulary import Int64Array
-from turbogr.errors import UserError, nearest
+from turbogr.errors import UserError, did_you_mean
 from turbogr.models.flops import counted_cost
-from turbogr.report.charts import Axis, Series, line_chart
+from turbogr.plot import Axis, Series, line_chart
 
 SETTINGS: dict[str, Any] = {
     "worlds": [16, 128, 1024],
     "batch_size": 8,  # sequences per rank
     "max_len": 8192,
-    "max_lens": [4096, 8192, 16384, 32768],  # compared at 16 ranks,
-    "batch_sizes": [2, 4, 8, 16],  # with these numbers of sequences per rank
+    "max_lens": [4096, 8192, 16384, 32768],  # compared on 16 ranks, with
+    "batch_sizes": [2, 4, 8, 16],  # sequences per rank
     "median": 8591.0,
     "mean": 11796.0,
     "amazon_batch_size": 512,
-    "sequences": 65536,  # of which each figure is taken
-    "preset": "long",  # of HSTU, whose FLOPs are the cost
-    "cost": [],  # or a, b: of a sequence of n tokens a·n + b·n²
+    "sequences": 65536,  # used for each figure
+    "preset": "long",  # HSTU preset whose FLOPs are the cost
+    "cost": [],  # or a, b: a sequence of n tokens costs a·n + b·n²
     "ranks": 2,  # real processes whose waiting is measured; 0: none
     "measured_steps": 6,
     "learning_epochs": 0,
@@ -51,7 +56,7 @@ _SMALL_WORLD = 16
 
 
 class Waiting(NamedTuple):
-    """Means over steps: waiting by cost and by tokens in per cent, and the largest minus the smallest tokens."""
+    """Means over steps: waiting in per cent by cost and by tokens, and max minus min tokens of a rank."""
 
     cost: float
     tokens: float
@@ -60,7 +65,7 @@ class Waiting(NamedTuple):
 
 
 def run(settings: Mapping[str, Any]) -> Result:
-    """Compare; figures are `imbalance_before_W`, `imbalance_after_W`, `max_token_difference_before_W` and so on."""
+    """Compare with and without balancing, by cost and on real processes."""
     cost = _cost(settings)
     figures: dict[str, float] = {}
     rows: list[list[Cell]] = []
@@ -97,9 +102,9 @@ def run(settings: Mapping[str, Any]) -> Result:
 
 
 def waiting(plan: StepPlan, true_cost: CostModel | None = None) -> Waiting:
-    """Deal every whole step of a plan and average over them; `true_cost` is what the ranks really take.
+    """Return the means over all full steps of a plan; `true_cost` is what the ranks really take (default: the plan's).
 
-    The last step, which may be smaller, counts only when it is the only one.
+    The last step, which may be smaller, is counted only if it is the only one.
     """
     started = time.perf_counter()
     steps = [plan[step] for step in range(max(1, len(plan) - 1))]
@@ -122,7 +127,7 @@ def _cost(settings: Mapping[str, Any]) -> CostModel:
         return CostModel(float(given[0]), float(given[1]))
     preset = settings["preset"]
     if preset not in PRESETS:
-        hint = nearest(preset, PRESETS)
+        hint = did_you_mean(preset, PRESETS)
         raise UserError(f"preset: unknown '{preset}', choose from {', '.join(PRESETS)}.{hint}")
     return counted_cost(ModelConfig(preset=preset), _NUM_NEGATIVES)
 
@@ -140,7 +145,7 @@ def _compare(
     cost: CostModel,
     options: Mapping[str, Any],
 ) -> None:
-    """Add the figures and rows without balancing and with reallocation."""
+    """Add the figures and table rows of both strategies."""
     strategies: dict[str, Strategy] = {"before": "none", "after": "reallocate"}
     for when, strategy in strategies.items():
         found = waiting(plan_steps(lengths, strategy=strategy, cost=cost, **options))
@@ -152,7 +157,7 @@ def _compare(
 
 
 def _plan_seconds(settings: Mapping[str, Any], cost: CostModel) -> float:
-    """Median time to plan one step of 100,000 sequences for 1,024 ranks."""
+    """Return the median time to plan one step of 100,000 sequences for 1,024 ranks."""
     lengths = lognormal(100_000, settings["median"], settings["mean"], settings["max_len"])
     times = []
     for _ in range(5):
@@ -163,14 +168,14 @@ def _plan_seconds(settings: Mapping[str, Any], cost: CostModel) -> float:
 
 
 def _methods(settings: Mapping[str, Any], cost: CostModel) -> Table:
-    """Ways to deal the same steps to 16 ranks."""
+    """Compare methods that assign the sequences of the same steps to 16 ranks."""
     speeds = np.ones(_SMALL_WORLD)
     methods: dict[str, Callable[[Int64Array, Int64Array], Int64Array]] = {
         "equal numbers": lambda costs, _: contiguous_owners(len(costs), _SMALL_WORLD),
-        "sorted, dealt in turns": lambda costs, _: deal_in_turns(costs, _SMALL_WORLD),
+        "sorted, round robin": lambda costs, _: zigzag(costs, _SMALL_WORLD),
         "greedy (LPT)": lambda costs, _: greedy(costs, speeds),
-        "Karmarkar-Karp": lambda costs, _: difference(costs, _SMALL_WORLD),
-        "greedy, then exchanges": lambda costs, lengths: deal(costs, lengths, speeds),
+        "Karmarkar-Karp": lambda costs, _: karmarkar_karp(costs, _SMALL_WORLD),
+        "greedy, then exchanges": lambda costs, lengths: assign(costs, lengths, speeds),
     }
     rows: list[list[Cell]] = []
     for longest in (settings["max_len"], 4 * settings["max_len"]):
@@ -179,7 +184,7 @@ def _methods(settings: Mapping[str, Any], cost: CostModel) -> Table:
         for name, method in methods.items():
             rows.append([longest, name, *_measure_method(method, batches, cost)])
     columns = ["max_len", "method", "waiting %", "by tokens %", "token difference", "ms per step"]
-    return Table(f"Ways to deal the same steps to {_SMALL_WORLD} ranks", columns, rows)
+    return Table(f"Methods to assign sequences to {_SMALL_WORLD} ranks, same steps", columns, rows)
 
 
 def _measure_method(
@@ -199,7 +204,7 @@ def _measure_method(
 
 
 def _sizes(settings: Mapping[str, Any], cost: CostModel, figures: dict[str, float]) -> Table:
-    """What is left at 16 ranks, by the longest sequence and the number of sequences per rank."""
+    """Waiting on 16 ranks by the longest sequence and the number of sequences per rank."""
     rows: list[list[Cell]] = []
     for longest in settings["max_lens"]:
         for size in settings["batch_sizes"]:
@@ -210,11 +215,11 @@ def _sizes(settings: Mapping[str, Any], cost: CostModel, figures: dict[str, floa
             figures[f"imbalance_after_16_len{longest}_batch{size}"] = after.cost
             rows.append([longest, size, before.cost, after.cost, after.tokens, after.token_difference])
     columns = ["max_len", "sequences per rank", "waiting before %", "after %", "by tokens %", "token difference"]
-    return Table(f"What freedom a step leaves, {_SMALL_WORLD} ranks", columns, rows)
+    return Table(f"Waiting by the size of a step, {_SMALL_WORLD} ranks", columns, rows)
 
 
 def _robustness(settings: Mapping[str, Any], cost: CostModel, figures: dict[str, float]) -> Table:
-    """Waiting when the devices are unequal, and when the quadratic part of the cost is misjudged."""
+    """Waiting with devices of unequal speed, and with a wrong quadratic part of the cost model."""
     world = _SMALL_WORLD
     lengths = _kuairand(settings, settings["max_len"])[: 64 * world * settings["batch_size"]]
     options: dict[str, Any] = {"world": world, "batch_size": world * settings["batch_size"], "strategy": "reallocate"}
@@ -225,14 +230,14 @@ def _robustness(settings: Mapping[str, Any], cost: CostModel, figures: dict[str,
     unaware = 100 * wait_share(steps / np.array(speeds))
     figures["imbalance_unequal_after_16"], figures["imbalance_unequal_before_16"] = aware, unaware
     rows: list[list[Cell]] = [
-        ["half of the ranks at half speed, not told", unaware],
-        ["half of the ranks at half speed, told", aware],
+        ["half of the ranks at half speed, unknown to the plan", unaware],
+        ["half of the ranks at half speed, known (parallel.speeds)", aware],
     ]
     for factor in (0.5, 2.0):
         rows.append([f"b is {factor:g} times what was assumed", waiting(plan, CostModel(cost.a, factor * cost.b)).cost])
     by_tokens = plan_steps(lengths, cost=CostModel(), **options)
-    rows.append(["planned by tokens alone", waiting(by_tokens, cost).cost])
-    return Table(f"Unequal devices and a cost model that is off, {world} ranks", ["case", "waiting %"], rows)
+    rows.append(["planned by tokens only", waiting(by_tokens, cost).cost])
+    return Table(f"Unequal devices and a wrong cost model, {world} ranks", ["case", "waiting %"], rows)
 
 
 def _plot(figures: Mapping[str, float], worlds: list[int]) -> str:
@@ -246,7 +251,7 @@ def _plot(figures: Mapping[str, float], worlds: list[int]) -> str:
     ]
     return line_chart(
         series,
-        title="Time that ranks wait for the slowest one, KuaiRand-like lengths",
+        title="Time waited for the slowest rank, KuaiRand-like lengths",
         x=Axis("ranks", log=True, format=lambda ranks: f"{ranks:,.0f}"),
         y=Axis("% of the step", log=True),
     )

@@ -1,12 +1,18 @@
 """Communication of flat against hierarchical meshes, on nodes emulated with network namespaces and real gloo traffic.
 
-Flat is M = 1: one item table over all ranks, whose exchange crosses the network. Hierarchical is a table on every node:
-the exchange stays on the node, and only summed gradients of the touched rows cross. `cases` are nodes × ranks on each;
-savings are 1 - hierarchical ÷ flat. Namespaces need root; without them all talk over loopback, and a note says so.
+Claim: a hierarchical mesh saves most of the all-to-all across nodes, and with it a part of the step.
+Compared with: a flat mesh on the same ranks; the table also has the paper's savings.
+Keys: `all_to_all_saving_C`, `communication_saving_C`, `step_saving_C` of case C (nodes × ranks per node), the same with
+`_fp16` and `_bf16` for rows sent in that precision, their error `row_error_fp16_C`, `row_error_bf16_C`, and
+`dense_overlap_saving`: dense gradients summed during the backward instead of after it.
 
-What hierarchy saves depends on how many rows ranks have in common: `--set num_items=400000` shows a step that shares
-few. Ranks share the cores of this machine, so both computing and the traffic inside a node are slower than with a
-machine per node; the default rate is slow in proportion.
+Flat is M = 1: one item table sharded over all ranks, whose exchange crosses the network. Hierarchical is one table per
+node: the exchange stays on the node, and only the summed gradients of the touched rows cross. A saving is
+1 - hierarchical ÷ flat. Namespaces need root; without them all ranks communicate over loopback, and a note says so.
+
+The saving depends on how many rows the ranks have in common: `--set num_items=400000` shows a step with few. Ranks
+share the cores of this machine, so computing and the traffic inside a node are slower than with a machine per node; the
+default link rate is slow in proportion.
 """
 
 from __future__ import annotations
@@ -18,19 +24,19 @@ from turbogr.bench._network import emulated_network
 from turbogr.bench._ranks import run_as_ranks
 from turbogr.bench.record import Cell, Result, Table
 from turbogr.config import PRESETS
-from turbogr.errors import UserError, nearest
-from turbogr.parallel.dense import bucket_bytes_for
-from turbogr.report.charts import Axis, grouped_bar_chart
+from turbogr.errors import UserError, did_you_mean
+from turbogr.parallel.dense_gradients import bucket_bytes_for
+from turbogr.plot import Axis, grouped_bar_chart
 
 SETTINGS: dict[str, Any] = {
     "cases": ["2x2", "4x2"],
     "megabits": 500.0,  # of a node's link, each way
     "preset": "tiny",  # of HSTU
-    "lengths": [1024],  # of every rank's sequences
+    "lengths": [1024],  # of the sequences of every rank
     "num_items": 20_000,
     "num_negatives": 128,
     "steps": 9,
-    "dense_preset": "medium",  # whose dense gradients are summed during the backward or after it, on 2 nodes x 1 rank
+    "dense_preset": "medium",  # for `dense_overlap_saving`, on 2 nodes x 1 rank
     "dense_lengths": [256],
 }
 
@@ -41,13 +47,11 @@ _FLAT, _HIERARCHICAL = "flat", "hierarchical"
 
 
 def run(settings: Mapping[str, Any]) -> Result:
-    """Measure; figures `all_to_all_saving_C`, `communication_saving_C` and `step_saving_C` for case C, the same with
-    `_fp16` and `_bf16` for vectors in that precision on the way, `row_error_fp16_C` and `row_error_bf16_C`; and
-    `dense_overlap_saving`."""
+    """Measure all cases, then the dense gradients."""
     shapes = {case: _shape(case) for case in settings["cases"]}
     for key in ("preset", "dense_preset"):
         if settings[key] not in PRESETS:
-            hint = nearest(settings[key], PRESETS)
+            hint = did_you_mean(settings[key], PRESETS)
             raise UserError(f"{key}: unknown '{settings[key]}', choose from {', '.join(PRESETS)}.{hint}")
     figures: dict[str, float] = {}
     rows: list[list[Cell]] = []
@@ -73,13 +77,13 @@ def run(settings: Mapping[str, Any]) -> Result:
     columns = ["nodes x ranks", "what", "flat ms", "hierarchical ms", "with fp16 ms", "with bf16 ms", "saved", "paper"]
     tables = [
         Table("Flat against hierarchical", columns, rows),
-        Table("Error of the rows' gradients by the wire", ["nodes x ranks", "wire", "relative"], errors),
+        Table("Error of the rows' gradients by precision", ["nodes x ranks", "precision", "relative"], errors),
         _dense(settings, figures),
     ]
     plot = grouped_bar_chart(
-        [f"{case} {word}" for case in shapes for word in ("all-to-all", "in all", "step")],
+        [f"{case} {word}" for case in shapes for word in ("all-to-all", "total", "step")],
         bars,
-        title="A step's communication, flat against hierarchical",
+        title="Communication of a step, flat against hierarchical",
         width=720,
         y=Axis("milliseconds", zero=True),
     )
@@ -87,7 +91,7 @@ def run(settings: Mapping[str, Any]) -> Result:
 
 
 def _dense(settings: Mapping[str, Any], figures: dict[str, float]) -> Table:
-    """Whole steps with the dense gradients summed in buckets, from within the backward, and in one piece after it."""
+    """Time whole steps with the dense gradients summed in buckets during the backward, and in one piece after it."""
     preset = settings["dense_preset"]
     buckets = {"after the backward": 2**62, "during the backward": bucket_bytes_for(2)}
     options = {**settings, "model": "hstu", "preset": preset, "lengths": settings["dense_lengths"], "buckets": buckets}
@@ -96,11 +100,11 @@ def _dense(settings: Mapping[str, Any], figures: dict[str, float]) -> Table:
     figures["dense_overlap_saving"] = 1.0 - during / after
     rows: list[list[Cell]] = [[preset, 1e3 * after, 1e3 * during, 1.0 - during / after]]
     columns = ["preset", "summed after the backward ms", "during it ms", "saved"]
-    return Table("A step by when dense gradients are summed, 2x1", columns, rows)
+    return Table("Step time by when dense gradients are summed, 2x1", columns, rows)
 
 
 def _meshes(nodes: int) -> dict[str, tuple[int, str]]:
-    """What is compared, by name: the number of groups and the precision on the way."""
+    """Return the compared meshes by name: number of groups, and precision of the rows that are sent."""
     return {_FLAT: (1, "fp32"), _HIERARCHICAL: (nodes, "fp32"), "fp16": (nodes, "fp16"), "bf16": (nodes, "bf16")}
 
 

@@ -1,14 +1,21 @@
 """Jagged embedding against padded PyTorch with a sparse optimiser, and against FBGEMM's CPU table.
 
-The paper's case: 1,064,960 ids of which 537,019 are padding. Two comparisons, each measurement in a process of its own:
+Claim: the input stage of a model is several times faster on real ids than on the padded batch.
+Compared with: PyTorch as the public HSTU and SASRec code uses it; `nn.Embedding`; FBGEMM's CPU table.
+Keys: `forward_speedup`, `backward_speedup` of the input stage, the same with `lookup_` for the look-up alone,
+`forward_vs_fbgemm`, `backward_vs_fbgemm`, and `lookup_forward_speedup_tables_N`, `lookup_backward_speedup_tables_N`.
 
-- the input stage of a model: look-up, scale, position, dropout. PyTorch does it as the public HSTU and SASRec code
-  does, one pass after the other over the padded batch, and masks the padding; ours is one pass over real ids. Backward
-  takes the gradient of the stage's output to the gradient of the positions and the updated table (Adagrad).
-- the bare look-up with its update, which is all that FBGEMM's table does.
+The paper's case: 1,064,960 ids of which 537,019 are padding. Three comparisons, each measurement in its own process:
 
-FBGEMM runs in an environment of its own with fbgemm-gpu-cpu==1.8.0 and the same torch; name its interpreter with
-`--set fbgemm_python=PATH`, else that comparison is left out.
+- the input stage of a model: look-up, scale, position, dropout. PyTorch makes one pass after the other over the padded
+  batch and masks the padding; ours is one pass over real ids. The backward goes from the gradient of the stage's output
+  to the gradient of the positions and the updated table (Adagrad).
+- the look-up with its update and nothing else, which is what FBGEMM's table does.
+- the look-up of a batch whose ids, as many in all, are split over N features with a table each, against one
+  `nn.Embedding` per table. Both sides run in turn in one process. The backward ends at the gradients, without update.
+
+FBGEMM runs in its own environment with fbgemm-gpu-cpu==1.8.0 and the same torch; give its interpreter with
+`--set fbgemm_python=PATH`, otherwise that comparison is left out.
 """
 
 from __future__ import annotations
@@ -17,12 +24,14 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping
+from statistics import median
+from types import ModuleType
 from typing import Any, NamedTuple
 
-from turbogr.bench import _embedding
+from turbogr.bench import _embedding, _several_tables
 from turbogr.bench.record import Cell, Result, Table
 from turbogr.errors import UserError
-from turbogr.report.charts import Axis, grouped_bar_chart
+from turbogr.plot import Axis, grouped_bar_chart
 
 SETTINGS: dict[str, Any] = {
     "num_ids": 1_064_960,
@@ -31,6 +40,7 @@ SETTINGS: dict[str, Any] = {
     "num_rows": 1_000_000,
     "width": 128,
     "dropout": 0.2,
+    "tables": [1, 8, 32],  # numbers of tables that share num_ids and num_rows
     "repeats": 5,
     "threads": 0,  # 0: as many as torch uses
     "fbgemm_python": "",  # interpreter of an environment with fbgemm-gpu-cpu==1.8.0
@@ -45,6 +55,14 @@ _LABELS = {
 }
 
 
+_SEVERAL_TABLES_NOTE = (
+    "Several tables: both sides deliver a vector for every id, nn.Embedding for padding too. The backward goes from "
+    "the gradients of the vectors to those of the tables. Ours is the sum for every distinct row of the batch; that of "
+    "nn.Embedding is a tensor of the whole table (dense) or the sum for every distinct row (sparse, with coalesce()), "
+    "whichever is faster. Ids and rows are as many in all at every number of tables."
+)
+
+
 class Timing(NamedTuple):
     """Seconds of the fastest forward and of the fastest backward with update."""
 
@@ -53,13 +71,16 @@ class Timing(NamedTuple):
 
 
 def run(settings: Mapping[str, Any]) -> Result:
-    """Time all ways; figures are `forward_speedup` and `backward_speedup` of the stage, `lookup_*`, `*_vs_fbgemm`.
+    """Time all implementations.
 
     Raises:
         UserError: settings that leave no real id or no whole sequence, or an interpreter that cannot be started.
     """
     if not 0 <= settings["num_padding"] < settings["num_ids"] or settings["num_ids"] % settings["max_len"]:
         raise UserError("num_ids must be a multiple of max_len and larger than num_padding, which may be 0")
+    most = min(settings["num_ids"] // settings["max_len"], settings["num_rows"])
+    if any(not 1 <= number <= most for number in settings["tables"]):
+        raise UserError(f"tables must be numbers from 1 to {most}, so that each has a sequence and a row")
     notes: list[str] = []
     timings = {way: _time(way, settings, sys.executable) for way in _LABELS if way != "fbgemm_lookup"}
     if settings["fbgemm_python"]:
@@ -68,11 +89,13 @@ def run(settings: Mapping[str, Any]) -> Result:
         except RuntimeError as error:
             notes.append(f"FBGEMM was not compared: {error}")
     else:
-        notes.append("FBGEMM was not compared: name its interpreter with --set fbgemm_python=PATH")
+        notes.append("FBGEMM was not compared: give its interpreter with --set fbgemm_python=PATH")
     figures = _ratios("", timings["padded_stage"], timings["our_stage"], "speedup")
     figures |= _ratios("lookup_", timings["padded_lookup"], timings["our_lookup"], "speedup")
     if "fbgemm_lookup" in timings:
         figures |= _ratios("", timings["fbgemm_lookup"], timings["our_lookup"], "vs_fbgemm")
+    several, table_of_tables = _compare_several_tables(settings)
+    figures |= several
     rows: list[list[Cell]] = [[_LABELS[way], 1e3 * t.forward, 1e3 * t.backward] for way, t in timings.items()]
     title = f"{settings['num_ids']:,} ids, {settings['num_padding']:,} of them padding, width {settings['width']}"
     plot = grouped_bar_chart(
@@ -82,7 +105,31 @@ def run(settings: Mapping[str, Any]) -> Result:
         y=Axis("milliseconds", log=True),
     )
     table = Table(title, ["what", "forward ms", "backward and update ms"], rows)
-    return Result(figures, [table], {"embedding": plot}, notes)
+    tables = [table]
+    if settings["tables"]:
+        tables.append(table_of_tables)
+        notes.append(_SEVERAL_TABLES_NOTE)
+    return Result(figures, tables, {"embedding": plot}, notes)
+
+
+def _compare_several_tables(settings: Mapping[str, Any]) -> tuple[dict[str, float], Table]:
+    """Compare the look-up in each number of tables with `nn.Embedding`; return the figures and a table of the times."""
+    figures: dict[str, float] = {}
+    rows: list[list[Cell]] = []
+    for number in settings["tables"]:
+        seconds = _run_script(_several_tables, {"num_tables": number, "settings": dict(settings)}, sys.executable)
+        row: list[Cell] = [number]
+        for part in ("forward", "backward"):
+            ours = seconds["ours"][part]
+            kind, theirs = min(
+                ((kind, seconds[kind][part]) for kind in ("dense", "sparse")), key=lambda found: median(found[1])
+            )
+            ratio = median(their / our for their, our in zip(theirs, ours, strict=True))
+            figures[f"lookup_{part}_speedup_tables_{number}"] = ratio
+            row += [1e3 * median(theirs), 1e3 * median(ours), ratio]
+        rows.append([*row, kind])
+    columns = ["tables", "forward ms", "ours", "speed-up", "backward ms", "ours", "speed-up", "its gradient"]
+    return figures, Table("look-up in several tables, against one nn.Embedding per table", columns, rows)
 
 
 def _ratios(prefix: str, theirs: Timing, ours: Timing, suffix: str) -> dict[str, float]:
@@ -93,19 +140,26 @@ def _ratios(prefix: str, theirs: Timing, ours: Timing, suffix: str) -> dict[str,
 
 
 def _time(way: str, settings: Mapping[str, Any], python: str) -> Timing:
-    """Measure in a process of `python`.
+    """Measure one implementation in a process of the interpreter `python`; see `_run_script`."""
+    return Timing(**_run_script(_embedding, {"way": way, "settings": dict(settings)}, python))
+
+
+def _run_script(script: ModuleType, request: Mapping[str, Any], python: str) -> dict[str, Any]:
+    """Run a module as a script in a process of the interpreter `python`: JSON in, JSON out.
 
     Raises:
         RuntimeError: it failed; the message is the last line it printed.
-        UserError: there is no such interpreter.
+        UserError: the interpreter cannot be started.
     """
-    script = f"import runpy; runpy.run_path({_embedding.__file__!r}, run_name='__main__')"
-    request = json.dumps({"way": way, "settings": dict(settings)})
+    command = f"import runpy; runpy.run_path({script.__file__!r}, run_name='__main__')"
     try:
-        child = subprocess.run([python, "-c", script], input=request, capture_output=True, text=True, check=False)
+        child = subprocess.run(
+            [python, "-c", command], input=json.dumps(request), capture_output=True, text=True, check=False
+        )
     except OSError as error:
         raise UserError(f"fbgemm_python: cannot start '{python}': {error.strerror}") from None
     if child.returncode:
-        said = child.stderr.strip().splitlines() or [f"the process ended with {child.returncode}"]
-        raise RuntimeError(said[-1])
-    return Timing(**json.loads(child.stdout.splitlines()[-1]))
+        output = child.stderr.strip().splitlines() or [f"the process ended with {child.returncode}"]
+        raise RuntimeError(output[-1])
+    found: dict[str, Any] = json.loads(child.stdout.splitlines()[-1])
+    return found

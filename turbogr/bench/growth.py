@@ -1,14 +1,17 @@
 """How the cost of a token grows with the length of sequences and with the size of the catalogue.
 
-Whole training steps of a small HSTU, optimiser included, each point in a process of its own. Beside the measured time
-stands what arithmetic predicts from one fitted rate:
+Claim: cost grows as arithmetic predicts; there is no sudden jump.
+Compared with: a prediction with one fitted rate (below).
+Keys: `length_N_us_per_token`, `length_N_vs_predicted`, `length_largest_jump`, and the same with `items`.
 
-- length: strict FLOPs of a token (linear in the length for long sequences) over one rate for all lengths;
-- catalogue: the smallest catalogue's time, plus the bytes of the further rows that a batch touches (ids are drawn
-  evenly, so a batch of n ids touches V (1 - (1 - 1/V)^n) of V rows) over one rate.
+Whole training steps of a small HSTU, optimiser included, each point in its own process. The prediction:
 
-A cliff is a step between neighbours at which the ratio of measured to predicted grows by more than half. The notes name
-each one found, and where caches and memory would put one.
+- length: strict FLOPs of a token (linear in the length for long sequences) ÷ one rate for all lengths;
+- catalogue: the smallest catalogue's time, plus the bytes of the further rows that a batch touches ÷ one rate. Ids are
+  drawn uniformly, so a batch of n ids touches V (1 - (1 - 1/V)^n) of V rows.
+
+A jump is a step between neighbouring sizes at which the ratio of measured to predicted grows by more than half. The
+notes name every jump found, and the sizes at which caches and memory end.
 """
 
 from __future__ import annotations
@@ -25,24 +28,24 @@ from turbogr.bench._training import Case, measure_in_child
 from turbogr.bench.record import Cell, Result, Table
 from turbogr.errors import UserError
 from turbogr.machine import memory_bytes
-from turbogr.report.charts import Axis, Series, line_chart
+from turbogr.plot import Axis, Series, line_chart
 
 SETTINGS: dict[str, Any] = {
     "lengths": [200, 512, 1024, 2048, 4096, 8192, 16384, 32768],
     "items": [10_000, 100_000, 1_000_000, 10_000_000],
-    "length_tokens": 32768,  # of a batch; a longer length means fewer sequences
+    "length_tokens": 32768,  # of a batch; a larger length means fewer sequences
     "items_tokens": 8192,
-    "dim": 128,  # of the model whose length grows
-    "items_dim": 64,  # of the model whose catalogue grows
+    "dim": 128,  # of the model for `lengths`
+    "items_dim": 64,  # of the model for `items`
     "num_negatives": 128,
-    "seconds": 5.0,  # of measured steps per point, but at least one step, after one that warms up
+    "seconds": 5.0,  # of measured steps per point, at least one step, after a warm-up step
     "threads": 0,  # 0: as many as torch uses
 }
 
 _HEAD_DIM = 64
-_CLIFF = 1.5
+_JUMP = 1.5
 _ITEMS_LENGTH = 256
-# Floats of traffic per touched row and column: fetched (2), its gradient (2), Adam's read and write of three (6).
+# Floats of memory traffic per touched row and column: fetch (2), gradient (2), Adam's read and write of three (6).
 _PASSES = 10
 
 
@@ -59,7 +62,7 @@ class Point(NamedTuple):
 
 
 def run(settings: Mapping[str, Any]) -> Result:
-    """Measure both; figures are `length_N_us_per_token`, `length_N_vs_predicted`, and the same with `items_N`.
+    """Measure both.
 
     Raises:
         UserError: fewer than two sizes, or a length above the tokens of a batch.
@@ -67,7 +70,7 @@ def run(settings: Mapping[str, Any]) -> Result:
     lengths, items = sorted(settings["lengths"]), sorted(settings["items"])
     for name, sizes in (("lengths", lengths), ("items", items)):
         if len(sizes) == 1:
-            raise UserError(f"{name}: one size shows no growth; give at least two, or none ([]) to leave it out")
+            raise UserError(f"{name}: one size shows no growth; give at least two, or [] to skip this part")
     if lengths and lengths[-1] > settings["length_tokens"]:
         raise UserError(
             f"lengths: {lengths[-1]} does not fit into a batch of length_tokens={settings['length_tokens']}"
@@ -87,8 +90,8 @@ def run(settings: Mapping[str, Any]) -> Result:
         figures[f"{key}_largest_jump"] = max(b.ratio / a.ratio for a, b in pairwise(points))
         tables.append(_table(label, points))
         plots[key] = _plot(label, points)
-        notes.extend(found_cliffs(label, points))
-    notes.extend(_possible_cliffs(settings))
+        notes.extend(found_jumps(label, points))
+    notes.extend(_cache_sizes(settings))
     return Result(figures, tables, plots, notes)
 
 
@@ -102,7 +105,7 @@ def _grow_length(lengths: Sequence[int], settings: Mapping[str, Any]) -> list[Po
 
 
 def predict_from_one_rate(sizes: Sequence[int], seconds: Sequence[float], work: Sequence[float]) -> list[Point]:
-    """Points whose prediction is work over the one rate that fits all of them best on a logarithmic scale."""
+    """Return points with the prediction work ÷ rate, for the one rate that fits best on a logarithmic scale."""
     logs = [math.log(w / s) for w, s in zip(work, seconds, strict=True)]
     rate = math.exp(sum(logs) / len(logs))
     return [Point(size, s, w / rate) for size, s, w in zip(sizes, seconds, work, strict=True)]
@@ -121,7 +124,7 @@ def _grow_items(items: Sequence[int], settings: Mapping[str, Any]) -> list[Point
 
 
 def predict_from_growth(sizes: Sequence[int], seconds: Sequence[float], work: Sequence[float]) -> list[Point]:
-    """Points predicted as the first one's time plus the further work over one rate, fitted by least squares."""
+    """Return points with the prediction: time of the first plus further work ÷ rate, fitted by least squares."""
     more = [w - work[0] for w in work]
     squares = sum(m * m for m in more)
     slope = (
@@ -131,7 +134,7 @@ def predict_from_growth(sizes: Sequence[int], seconds: Sequence[float], work: Se
 
 
 def touched_rows(num_rows: int, num_ids: int) -> float:
-    """Expected number of distinct rows among `num_ids` drawn evenly from `num_rows`."""
+    """Return the expected number of distinct rows among `num_ids` drawn uniformly from `num_rows`."""
     return -num_rows * math.expm1(num_ids * math.log1p(-1 / num_rows)) if num_rows > 1 else 1.0
 
 
@@ -150,21 +153,21 @@ def _case(settings: Mapping[str, Any], dim: int, length: int, tokens: int, num_i
     )
 
 
-def found_cliffs(label: str, points: Sequence[Point]) -> list[str]:
-    """A sentence per cliff, or one that says there is none."""
+def found_jumps(label: str, points: Sequence[Point]) -> list[str]:
+    """Return a sentence per jump, or one that says there is none."""
     found = [
-        f"{label}: a cliff between {a.size:,} and {b.size:,}, where a token costs {b.ratio / a.ratio:.1f} times what "
-        "arithmetic predicts from the step before"
+        f"{label}: a jump between {a.size:,} and {b.size:,}, where a token costs {b.ratio / a.ratio:.1f} times what "
+        "arithmetic predicts from the smaller size"
         for a, b in pairwise(points)
-        if b.ratio > _CLIFF * a.ratio
+        if b.ratio > _JUMP * a.ratio
     ]
     span = f"from {points[0].size:,} to {points[-1].size:,}"
     ratios = [point.ratio for point in points]
-    return found or [f"{label}: no cliff {span}; measured is {min(ratios):.2f} to {max(ratios):.2f} of predicted"]
+    return found or [f"{label}: no jump {span}; measured is {min(ratios):.2f} to {max(ratios):.2f} of predicted"]
 
 
-def _possible_cliffs(settings: Mapping[str, Any]) -> list[str]:
-    """Where caches and memory end, as sizes: there a cliff would be if the kernels did not work in tiles."""
+def _cache_sizes(settings: Mapping[str, Any]) -> list[str]:
+    """Return the sizes at which caches and memory end: jumps would be there if the kernels did not work in tiles."""
     notes = []
     for level in (2, 3):
         size = cache_bytes(level)
@@ -181,13 +184,13 @@ def _possible_cliffs(settings: Mapping[str, Any]) -> list[str]:
         rows = memory // (3 * 4 * settings["items_dim"])
         notes.append(
             f"memory ({memory / 2**30:.0f} GiB) holds a table with Adam's state of at most {rows:,} items of "
-            f"{settings['items_dim']} columns: beyond that a run ends with an error, or swaps where there is swap"
+            f"{settings['items_dim']} columns: beyond that a run ends with an error, or swaps if swap is enabled"
         )
     return notes
 
 
 def cache_bytes(level: int, folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> int | None:
-    """Size of the first processor's data cache of a level, None where the system does not tell."""
+    """Return the size of the first processor's data cache of a level, None if the system does not report it."""
     for index in sorted(folder.glob("index*")):
         try:
             if int((index / "level").read_text()) == level and (index / "type").read_text().strip() != "Instruction":

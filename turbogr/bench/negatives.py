@@ -1,10 +1,16 @@
-"""The loss against negatives: time, memory and share of the step, by their number, for every way to compute it.
+"""The sampled-softmax loss by the number of negatives: time, memory and share of the step, for every implementation.
 
-Plain gather is what the public code does: the vectors of all negatives of all positions, then a pass at a time. All
-others fetch distinct rows and use the compiled operator: in one piece, with negatives in fp16 or int8, in segments of
-16 MB, with 64 drawn for a position and the rest shared, and fp16, segments and sharing together. A measurement runs
-from ids to the gradients of queries and rows, in a process of its own; the rest of a step is that of an HSTU of two
-blocks. Rounding to fp16 in the kernel is also compared with a shadow of the table that is kept in step.
+Claim: with many negatives the loss takes a small part of the time and memory of the public code's.
+Compared with: "plain gather", the public code's loss: the vectors of all negatives of all positions in one tensor.
+Keys: at N effective negatives, the worst over the lengths: `memory_saving_N` and `step_ratio_N` of "all together",
+`speedup_N` of "shared"; `kernel_rounding_ms`, `kernel_rounding_mib`, `shadow_ms`, `shadow_mib`: what fp16 negatives
+add to a step.
+
+All but plain gather fetch distinct rows and use the compiled operator: in one piece ("fused"), with negatives in fp16
+or int8, in segments of 16 MB, with 64 negatives drawn for a position and the rest shared, and with fp16, segments and
+sharing together. A measurement goes from ids to the gradients of queries and rows, in its own process; the rest of the
+step is an HSTU of two blocks. Rounding to fp16 in the kernel is compared with an fp16 copy of the table ("shadow") that
+is updated after every step.
 """
 
 from __future__ import annotations
@@ -27,12 +33,12 @@ from turbogr.bench._negatives import (
 from turbogr.bench.record import Cell, Result, Table
 from turbogr.errors import UserError
 from turbogr.machine import memory_bytes
-from turbogr.report.charts import Axis, Series, line_chart
+from turbogr.plot import Axis, Series, line_chart
 
 SETTINGS: dict[str, Any] = {
     "negatives": [32, 128, 512, 1024],
     "lengths": [200, 2048, 8192],
-    "tokens": 4096,  # of a batch; a longer length means fewer sequences, at least one
+    "tokens": 4096,  # of a batch; a larger length means fewer sequences, at least one
     "items": 100_000,
     "dim": 64,
     "ways": [PLAIN, *WAYS],
@@ -41,26 +47,25 @@ SETTINGS: dict[str, Any] = {
 }
 
 _BEST = "all together"
-# Tensors of positions x negatives x columns that plain gather was seen to hold at once: vectors, their unit vectors,
-# products, gradients of these and what their sums need.
+# Tensors of positions x negatives x columns that plain gather holds at once, as observed: vectors, their unit vectors,
+# products, their gradients and temporaries of the sums.
 _PLAIN_COPIES = 12
 
 Found = dict[tuple[str, int, int], Measured]
 
 
 def run(settings: Mapping[str, Any]) -> Result:
-    """Measure every way; figures are the worst over the lengths.
+    """Measure every implementation of `ways`.
 
-    `memory_saving_N` and `step_ratio_N` compare everything together with plain gather at N negatives that count,
-    `speedup_N` compares sharing with it; of the loss alone, but for the step's ratio. `kernel_rounding_*` and
-    `shadow_*` are what fp16 negatives add to a step, at the most negatives and the first length.
+    `memory_saving_N` and `speedup_N` are of the loss alone, `step_ratio_N` of the whole step. `kernel_rounding_*` and
+    `shadow_*` are at the largest number of negatives and the first length.
 
     Raises:
-        UserError: an unknown way, or fewer than two negatives.
+        UserError: an unknown implementation, or fewer than two negatives.
     """
     unknown = set(settings["ways"]) - {PLAIN, *WAYS}
     if unknown:
-        raise UserError(f"ways: there is no '{unknown.pop()}'; choose from {', '.join([PLAIN, *WAYS])}")
+        raise UserError(f"ways: unknown '{unknown.pop()}'; choose from {', '.join([PLAIN, *WAYS])}")
     if min(settings["negatives"]) < 2:
         raise UserError(f"negatives: {min(settings['negatives'])} cannot be shared; give 2 or more")
     threads = settings["threads"] or torch.get_num_threads()
@@ -91,7 +96,7 @@ def run(settings: Mapping[str, Any]) -> Result:
 
 
 def rounding_figures(rounding: Rounding) -> dict[str, float]:
-    """Milliseconds and MiB that fp16 negatives add to a step."""
+    """Return the milliseconds and MiB that fp16 negatives add to a step."""
     return {
         "kernel_rounding_ms": 1e3 * rounding.kernel_seconds,
         "kernel_rounding_mib": rounding.kernel_bytes / 2**20,
@@ -102,14 +107,14 @@ def rounding_figures(rounding: Rounding) -> dict[str, float]:
 
 def _rounding_table(num_negatives: int, rounding: Rounding) -> Table:
     values = list(rounding_figures(rounding).values())
-    rows: list[list[Cell]] = [["rounded in the kernel", *values[:2]], ["shadow kept in step", *values[2:]]]
-    return Table(f"What fp16 adds to a step of {num_negatives:,} negatives", ["way", "ms", "MiB"], rows)
+    rows: list[list[Cell]] = [["rounded in the kernel", *values[:2]], ["fp16 copy of the table", *values[2:]]]
+    return Table(f"Cost of fp16 negatives per step, {num_negatives:,} negatives", ["way", "ms", "MiB"], rows)
 
 
 def figures(
     negatives: Sequence[int], lengths: Sequence[int], found: Found, models: Mapping[int, float]
 ) -> dict[str, float]:
-    """The worst of each comparison over the lengths at which both sides were measured."""
+    """Return the worst of each comparison over the lengths at which both were measured."""
     result: dict[str, float] = {}
     for count in negatives:
         savings, ratios, speedups = [], [], []
@@ -130,11 +135,11 @@ def figures(
 
 
 def _too_large(num_negatives: int, length: int, settings: Mapping[str, Any]) -> str | None:
-    wanted = _PLAIN_COPIES * 4 * max(settings["tokens"], length) * num_negatives * settings["dim"]
-    there = memory_bytes()
-    if there is None or wanted < 0.7 * there:
+    needed = _PLAIN_COPIES * 4 * max(settings["tokens"], length) * num_negatives * settings["dim"]
+    available = memory_bytes()
+    if available is None or needed < 0.7 * available:
         return None
-    size = f"{wanted / 2**30:.0f} GiB"
+    size = f"{needed / 2**30:.0f} GiB"
     return f"{PLAIN} of {num_negatives} negatives at length {length} would take about {size} and was left out"
 
 
@@ -162,4 +167,4 @@ def _plot(title: str, unit: str, scale: float, field: int, settings: Mapping[str
         if points:
             values = [scale * measured[field] for _, measured in points]
             series.append(Series(way, [float(count) for count, _ in points], values))
-    return line_chart(series, title=title, x=Axis("negatives that count", log=True), y=Axis(unit, log=True))
+    return line_chart(series, title=title, x=Axis("effective negatives", log=True), y=Axis(unit, log=True))

@@ -1,12 +1,15 @@
-"""How much of the communication of item vectors hides behind computing, by mode, link speed and size of the model.
+"""How much of the communication of item vectors overlaps with computing, by mode, link speed and size of the model.
 
-Two nodes, emulated with network namespaces, share one item table. `serial` does one thing after the other, `pipeline`
-loads and exchanges ids ahead, `semi_async` and `exact_overlap` are the update modes of training. The demand of a case
-is the time that its vectors and gradients need on the link divided by the time that a step computes: beyond 1 no
-schedule can hide them. The figures without a suffix are those of the headline: more sequences and steps of one model on
-one link with the first number of ranks, also in other catalogues, of which consecutive batches share more or less. The
-largest model takes seconds for a step, so it has fewer cases and steps.
-`single_process_overhead` is what the pipeline costs where there is nothing to hide.
+Claim: `exact_overlap` and `semi_async` hide most of the communication that a schedule can hide.
+Compared with: `serial` (one stage after the other) and `pipeline` (sync with batches loaded and ids exchanged ahead).
+Keys: `exposed_sparse_share_MODE`, `compute_share_MODE`, `skew_share_MODE`, `other_cpu_MODE`, `step_speedup_MODE` of the
+headline case, `collision_rate`, the same with `_items_V` for other catalogues, `single_process_overhead` (cost of the
+pipeline on one process), and `exposed_sparse_share_MODE_MODEL_MBITS_RANKS` for every case.
+
+Two nodes, emulated with network namespaces, share one item table. The demand of a case is the time that its vectors and
+gradients need on the link ÷ the time that a step computes: beyond 1 no schedule can hide them. The headline case has
+more sequences and steps of one model on one link, with the first number of ranks, also with other catalogues, whose
+consecutive batches share more or fewer rows. The largest model takes seconds per step, so it has fewer cases and steps.
 """
 
 from __future__ import annotations
@@ -19,14 +22,14 @@ from turbogr.bench._overlap_rank import PIPELINES
 from turbogr.bench._ranks import run_as_ranks
 from turbogr.bench.record import Cell, Result, Table
 from turbogr.config import PRESETS
-from turbogr.errors import UserError, nearest
-from turbogr.report.charts import Axis, Series, percent, scatter_chart
+from turbogr.errors import UserError, did_you_mean
+from turbogr.plot import Axis, Series, percent, scatter_chart
 
 SETTINGS: dict[str, Any] = {
     "ranks": [2, 4],
     "mbits": [500, 2000, 8000],
     "models": ["tiny", "small", "medium"],
-    "sequences": 4,  # of a step, on all ranks together
+    "sequences": 4,  # of a step, over all ranks
     "length": 256,
     "num_items": 100_000,
     "num_negatives": 32,
@@ -35,15 +38,15 @@ SETTINGS: dict[str, Any] = {
     "max_steps": 16,
     "groups": 1,
     "warm_steps": 2,
-    "large_model": "large",  # with the first number of ranks on the links below; empty leaves it out
-    "large_mbits": [2000, 8000],  # its dense gradients cross too: slower links would be busy with them alone
+    "large_model": "large",  # with the first number of ranks on the links below; empty: skip
+    "large_mbits": [2000, 8000],  # its dense gradients alone would fill slower links
     "large_steps": 2,
     "headline_model": "medium",
     "headline_mbits": 2000,
     "headline_sequences": 16,
     "headline_steps": 5,
-    "overhead_seconds": 3.0,  # of measured steps on one process, in each turn
-    "catalogues": [10_000, 1_000_000],  # other numbers of items, for exact_overlap in the headline's place
+    "overhead_seconds": 3.0,  # of measured steps on one process, in each round
+    "catalogues": [10_000, 1_000_000],  # other numbers of items, for exact_overlap in the headline case
 }
 
 _NODES = 2
@@ -58,10 +61,10 @@ Step = Mapping[str, float]
 
 
 def run(settings: Mapping[str, Any]) -> Result:
-    """Measure; figures as above, and `exposed_sparse_share_MODE_MODEL_MBITS_RANKS` for every case."""
+    """Measure all cases, the headline and the overhead."""
     for name in (*settings["models"], settings["large_model"] or "large", settings["headline_model"]):
         if name not in PRESETS:
-            raise UserError(f"models: unknown '{name}', choose from {', '.join(PRESETS)}.{nearest(name, PRESETS)}")
+            raise UserError(f"models: unknown '{name}', choose from {', '.join(PRESETS)}.{did_you_mean(name, PRESETS)}")
     options = {**settings, "modes": list(PIPELINES)}
     figures: dict[str, float] = {}
     rows: list[list[Cell]] = []
@@ -84,7 +87,7 @@ def run(settings: Mapping[str, Any]) -> Result:
 
 
 def _cases(options: Mapping[str, Any]) -> Iterator[tuple[int, float, Mapping[str, Any]]]:
-    """Yield (number of ranks, Mbit/s, options) of all that stands in the table and the plot."""
+    """Yield (number of ranks, Mbit/s, options) of all cases of the table and the plot."""
     for ranks in options["ranks"]:
         yield from ((ranks, mbits, options) for mbits in options["mbits"])
     if options["large_model"]:
@@ -99,7 +102,7 @@ def _measured(options: Mapping[str, Any], ranks: int, mbits: float) -> tuple[dic
 
 
 def _headline(options: Mapping[str, Any]) -> tuple[dict[str, float], list[Table]]:
-    """Measure the headline and its catalogues."""
+    """Measure the headline case and the other catalogues."""
     model, mbits, ranks = options["headline_model"], options["headline_mbits"], options["ranks"][0]
     steps = options["headline_steps"]
     options = {**options, "models": [model], "sequences": options["headline_sequences"]}
@@ -126,30 +129,30 @@ def _headline(options: Mapping[str, Any]) -> tuple[dict[str, float], list[Table]
         for items, step in sorted(catalogues.items())
     ]
     return figures, [
-        Table("The headline", _COLUMNS, _rows(model, modes, ranks, mbits)),
+        Table("The headline case", _COLUMNS, _rows(model, modes, ranks, mbits)),
         Table("exact_overlap by catalogue", _CATALOGUE_COLUMNS, rows),
     ]
 
 
 def link_demand(modes: Iterable[Step], ranks: int, mbits: float) -> float:
-    """Seconds that rows and their gradients need on a node's link, per second of computing in the first of the modes.
+    """Return the seconds that rows and gradients need on a node's link, per second of computing in the first mode.
 
-    Of the rows that a rank asks for, the share that lives on the other node crosses, once as vectors and once, the
-    other way, as gradients; so in each direction a node sends vectors to the other's ranks and gradients of its own.
+    Of the rows that a rank requests, those on the other node cross the link, as vectors in one direction and as
+    gradients in the other. So in each direction a node sends vectors to the other's ranks and gradients of its own.
     """
     steps = list(modes)
-    crossing = max(step["rows_asked"] for step in steps) * (ranks / _NODES) * (1 - 1 / _NODES)
+    crossing = max(step["rows_requested"] for step in steps) * (ranks / _NODES) * (1 - 1 / _NODES)
     num_bytes = 2 * crossing * steps[0]["dim"] * 4
     return num_bytes * 8 / (mbits * 1e6) / (steps[0]["seconds"] * compute_share(steps[0]))
 
 
 def collision_rate(step: Step) -> float:
-    """Share of a batch's rows that the batch before has too."""
+    """Return the share of a batch's rows that the previous batch has too."""
     return step["rows_shared"] / max(1.0, step["rows_read"])
 
 
 def compute_share(step: Step) -> float:
-    """What is left of a step when all waiting is taken off."""
+    """Return the share of a step without all waiting."""
     return 1.0 - sum(step[name] for name in _WAITS)
 
 
@@ -170,10 +173,10 @@ def _plot(points: Mapping[str, list[tuple[float, float]]]) -> str:
     for mode, found in points.items():
         ordered = sorted(found)
         series.append(Series(mode, [demand for demand, _ in ordered], [share for _, share in ordered]))
-    # Beyond a demand of 1 the link is busy all the time, and what does not fit beside computing is exposed.
+    # Beyond a demand of 1 the link is always busy, and the time that computing does not cover is exposed.
     longest = max(demand for found in points.values() for demand, _ in found)
     demands = [demand for power in range(80) if (demand := 0.02 * 1.1**power) <= max(2.0, longest)]
-    bound = Series("least possible", demands, [max(0.0, 1.0 - 1.0 / demand) for demand in demands])
+    bound = Series("lower bound", demands, [max(0.0, 1.0 - 1.0 / demand) for demand in demands])
     return scatter_chart(
         series,
         title="Exposed communication of item vectors",

@@ -1,9 +1,14 @@
-"""Preparing a Parquet log: events per second and peak memory as the log grows, beside pandas, polars and DuckDB.
+"""Preparing a Parquet log: events per second and peak memory by the size of the log, beside pandas, polars and DuckDB.
 
-The log is synthetic, with the length distribution of KuaiRand-27K. A longer log has more users and meets more of the
-catalogue, and the distinct ids are held in memory; so a second series holds them fixed and lets the same users have
-more events each, which shows whether memory grows with the rows. Every preparation runs in a process of its own, whose
-peak memory is read at its end. The plain implementations are measured only up to `reference_events`.
+Claim: `turbogr prepare` needs memory for the distinct ids, not for the events.
+Compared with: plain implementations of the same task in pandas, polars and DuckDB, up to `reference_events`.
+Keys, with sizes like 10m: `events_per_second_<size>`, `peak_memory_bytes_<size>`, `cpu_seconds_<size>`,
+`distinct_ids_<size>`; `..._fixed_ids_<size>` with a fixed number of distinct ids; `pandas_...` and so on.
+
+The log is synthetic, with the length distribution of KuaiRand-27K. A longer log has more users and more of the
+catalogue, and the distinct ids are held in memory. So a second series keeps the users and items fixed and gives each
+user more events, which shows whether memory grows with the events. Every preparation runs in its own process, whose
+peak memory is read at its end. `cpu_seconds` is not affected by other processes on the machine.
 """
 
 from __future__ import annotations
@@ -21,9 +26,10 @@ from typing import Any
 from turbogr.bench import _preparing
 from turbogr.bench._preparing import WAYS
 from turbogr.bench.record import Cell, Result, Table
-from turbogr.data.sources.synthetic import PRESETS, Synthetic, write_log
+from turbogr.data.prepare.sources.event_generator import PRESETS, Synthetic
+from turbogr.data.prepare.sources.synthetic import write_log
 from turbogr.errors import UserError
-from turbogr.report.charts import Axis, Series, line_chart
+from turbogr.plot import Axis, Series, line_chart
 
 SETTINGS: dict[str, Any] = {
     "events": [1_000_000, 10_000_000, 100_000_000],
@@ -31,36 +37,32 @@ SETTINGS: dict[str, Any] = {
     "fixed_users": 8_000,
     "fixed_items": 100_000,
     "reference_events": 10_000_000,
-    "folder": "",  # where the logs and stores are written; empty: the system's temporary folder
+    "folder": "",  # for the logs and stores; empty: the system's temporary folder
     "seed": 0,
 }
 _FIXED = "fixed ids"
 
 
 def run(settings: Mapping[str, Any]) -> Result:
-    """Measure every size; figures are `events_per_second_<size>` and `peak_memory_bytes_<size>`, size like 10m.
-
-    `cpu_seconds_<size>` tells the work apart from what else the machine was doing; `..._fixed_ids_<size>` are the same
-    with the number of distinct ids held fixed.
-    """
+    """Measure every size with every implementation."""
     figures: dict[str, float] = {}
     rows: list[list[Cell]] = []
     notes: list[str] = []
     missing = [way for way in WAYS if importlib.util.find_spec(way) is None]
     notes += [f"{way} is not installed" for way in missing]
     with tempfile.TemporaryDirectory(prefix="turbogr-bench-", dir=settings["folder"] or None) as name:
-        for wanted in settings["events"]:
+        for size in settings["events"]:
             for fixed in (False, True):
                 log = Path(name, "log")
-                events = write_log(_synthetic(wanted, fixed, settings), log)
+                events = write_log(_synthetic(size, fixed, settings), log)
                 for way in WAYS:
-                    if way != "turbogr" and (fixed or wanted > settings["reference_events"] or way in missing):
+                    if way != "turbogr" and (fixed or size > settings["reference_events"] or way in missing):
                         continue
                     measured = _measure(way, log, Path(name, "out"))
                     if isinstance(measured, str):
                         notes.append(f"{way} did not finish {events:,} events: {measured}")
                         continue
-                    label = ("fixed_ids_" if fixed else "") + _label(wanted)
+                    label = ("fixed_ids_" if fixed else "") + _label(size)
                     figures.update(_figures("" if way == "turbogr" else f"{way}_", label, events, measured))
                     rows.append(_row(f"{way}, {_FIXED}" if fixed else way, events, measured))
                 shutil.rmtree(log)
@@ -85,7 +87,7 @@ def _row(way: str, events: int, measured: Mapping[str, float]) -> list[Cell]:
 
 
 def _synthetic(events: int, fixed: bool, settings: Mapping[str, Any]) -> Synthetic:
-    """The log of a size: with as many users as it takes, or with fixed users who have longer or shorter histories."""
+    """Return the log of a size: with more users, or with fixed users who have longer histories."""
     preset = dict(PRESETS["kuairand-27k"])
     if fixed:
         scale = events / settings["fixed_users"] / preset["mean_length"]
@@ -103,7 +105,7 @@ def _synthetic(events: int, fixed: bool, settings: Mapping[str, Any]) -> Synthet
 
 
 def _measure(way: str, log: Path, out: Path) -> dict[str, float] | str:
-    """Prepare in a child process; why it did not finish where it was killed, or failed and is not ours."""
+    """Prepare in a child process; return the figures, or why it did not finish (of other implementations than ours)."""
     script = f"import runpy; runpy.run_path({_preparing.__file__!r}, run_name='__main__')"
     command = [sys.executable, "-c", script, way, str(log), str(out)]
     child = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -1,7 +1,7 @@
-"""The one record that every benchmark writes, and what a benchmark returns.
+"""`Result`: what a benchmark returns. `Record`: the JSON file that it writes.
 
 The record is for programs: flat figures, and everything needed to judge or repeat them. Tables, plots and notes are for
-people and are printed or saved beside it.
+readers; they are printed or saved beside the record.
 """
 
 from __future__ import annotations
@@ -13,9 +13,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from turbogr.errors import UserError, nearest
+from turbogr.config import convert, read_value
+from turbogr.errors import UserError, did_you_mean
 from turbogr.files import replace_text
 from turbogr.machine import machine_facts, versions
 
@@ -24,7 +23,7 @@ Cell = str | float | int | None
 
 @dataclass(frozen=True)
 class Table:
-    """A table for people: a title, the names of the columns and rows of as many cells (None: not measured)."""
+    """A printed table: a title, the names of the columns, and rows with one cell per column (None: not measured)."""
 
     title: str
     columns: Sequence[str]
@@ -57,7 +56,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Result:
-    """What a benchmark measured: `figures` by key; `tables`, `plots` (SVG text by name) and `notes` for people.
+    """What a benchmark measured: `figures` by key; `tables`, `plots` (SVG text by name) and `notes` for readers.
 
     A figure that this machine cannot measure is left out and a note says why.
 
@@ -88,7 +87,7 @@ class Record:
     settings: dict[str, Any]
 
     def write(self, path: Path | str) -> None:
-        """Write the record as JSON, aside and renamed."""
+        """Write the record as JSON, atomically."""
         replace_text(path, json.dumps(asdict(self), indent=2, allow_nan=False) + "\n")
 
     @classmethod
@@ -96,7 +95,7 @@ class Record:
         """Read a record written by `write`.
 
         Raises:
-            UserError: the file is not there or is not a record.
+            UserError: the file does not exist or is not a record.
         """
         try:
             content = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -127,54 +126,24 @@ def parse_settings(name: str, defaults: Mapping[str, Any], assignments: Sequence
         if not equals:
             raise UserError(f"--set {assignment}: write key=value")
         if key not in defaults:
-            known = ", ".join(defaults) or "none at all"
-            hint = nearest(key, defaults)
+            known = ", ".join(defaults) or "none"
+            hint = did_you_mean(key, defaults)
             raise UserError(f"--set {assignment}: benchmark '{name}' has no setting '{key}', it has {known}.{hint}")
-        settings[key] = _parse(assignment, text, defaults[key])
+        settings[key] = _parse(key, text, defaults[key])
     return settings
 
 
-def _parse(assignment: str, text: str, default: Any) -> Any:
-    value = _read_yaml(assignment, text)
+def _parse(key: str, text: str, default: Any) -> Any:
+    setting = f"{key}={text}"
+    value = read_value(text, setting)
     if default is None:
         return value
-    if isinstance(default, (list, tuple)):
-        entries = value if isinstance(value, list) else [_read_yaml(assignment, part) for part in text.split(",")]
-        return [_convert(assignment, entry, default[0]) if default else entry for entry in entries]
-    return _convert(assignment, text if isinstance(default, str) else value, default)
-
-
-def _read_yaml(assignment: str, text: str) -> Any:
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError:
-        raise UserError(f"--set {assignment}: cannot read the value '{text}'") from None
-
-
-def _convert(assignment: str, value: Any, default: Any) -> Any:
-    if isinstance(default, bool) or isinstance(value, bool):
-        fits = isinstance(default, bool) and isinstance(value, bool)
-    elif isinstance(default, float):
-        if isinstance(value, str):  # YAML 1.1 reads 1e6 as text
-            value = _number(value)
-        fits = isinstance(value, (int, float))
-        value = float(value) if fits else value
-    elif isinstance(default, int):
-        number = _number(value) if isinstance(value, str) else value
-        fits = isinstance(number, (int, float)) and float(number).is_integer()
-        value = int(number) if fits else value
-    else:
-        fits = isinstance(value, type(default))
-    if not fits:
-        raise UserError(f"--set {assignment}: expected a value like {default!r}, got {value!r}")
-    return value
-
-
-def _number(text: str) -> float | str:
-    try:
-        return float(text)
-    except ValueError:
+    if isinstance(default, str):
         return text
+    if isinstance(default, (list, tuple)):
+        entries = value if isinstance(value, list) else [read_value(part, setting) for part in text.split(",")]
+        return [convert(type(default[0]), entry, key, f"--set {setting}") for entry in entries] if default else entries
+    return convert(type(default), value, key, f"--set {setting}")
 
 
 def _cell(cell: Cell) -> str:

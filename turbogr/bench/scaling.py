@@ -1,9 +1,15 @@
-"""One rank against two with a core each and the same work per rank, and a simulator for more ranks than cores.
+"""Weak scaling: one rank against two with a core each and the same work per rank, and a simulator for more ranks.
 
-Efficiency is throughput(N) / (N · throughput(1)), the work per rank fixed. Presets are those of the paper, with
-sequences like KuaiRand-27K's. The simulator takes the stages of a step on one rank, the links between two and the
-balance of the lengths; it is judged by the real runs on 2 and 4 ranks and then asked for more: machines of `node_size`
-ranks whose processors are like this one, joined by `network_gbps` each.
+Claim: two ranks are nearly twice as fast as one, and many ranks scale nearly linearly.
+Compared with: one rank; two independent GEMMs on the same cores, the ceiling of this hardware.
+Keys, for preset P: `efficiency_2_P`, `cores_2_P` (efficiency of two independent GEMMs), `efficiency_N_simulated_P`, and
+`simulator_error` if one of the presets is run on all `judge_ranks`.
+
+Efficiency is throughput(N) / (N · throughput(1)) with fixed work per rank. Presets are those of the paper, with
+sequences like KuaiRand-27K. The simulator uses the stages of a step on one rank, the bandwidth between two and the
+balance of the lengths. Its error is measured on real runs with 2 and 4 ranks; then it predicts larger jobs: machines of
+`node_size` ranks with processors like this one, connected by `network_gbps` each. If `cores_2_P` is below 1, hardware
+is the limit and not communication.
 
 A step of the largest presets takes half a minute on a core: measure them one by one with `--set presets=hstu_large`.
 """
@@ -17,27 +23,25 @@ from typing import Any
 import numpy as np
 
 from turbogr.bench._balance_measured import lognormal
+from turbogr.bench._paper_models import PAPER_CASES, paper_model
 from turbogr.bench._ranks import RankKilled, ranks_per_core, run_as_ranks
 from turbogr.bench._simulator import Cluster, Link, OneRank, Work, step_seconds
 from turbogr.bench.record import Cell, Result, Table
 from turbogr.config import PRESETS, ModelConfig
 from turbogr.data.balance import plan_steps, wait_share
-from turbogr.errors import UserError, nearest
+from turbogr.errors import UserError, did_you_mean
 from turbogr.models.flops import counted_cost
-from turbogr.report.charts import Axis, Series, line_chart
-
-MODELS = {"hstu": "hstu", "fuxi": "fuxi-gamma"}
-CASES = tuple(f"{model}_{size}" for model in MODELS for size in PRESETS)
+from turbogr.plot import Axis, Series, line_chart
 
 SETTINGS: dict[str, Any] = {
-    "presets": list(CASES),
+    "presets": list(PAPER_CASES),
     "seconds": 20.0,  # of measured steps per number of ranks, but at least two steps
     "max_steps": 20,
-    "sequences": 0,  # per rank and step; 0: by the preset, more of small ones
+    "sequences": 0,  # per rank and step; 0: by the preset
     "num_items": 100_000,
     "num_negatives": 128,
     "judge_ranks": [2, 4],  # real runs that the simulator is compared with
-    "judge_presets": ["hstu_tiny", "hstu_small"],  # 4 ranks of large ones do not fit into a machine
+    "judge_presets": ["hstu_tiny", "hstu_small"],  # 4 ranks of larger ones do not fit into memory
     "simulated": [8, 16, 32, 64, 128, 256, 512, 1024],
     "node_size": 8,
     "network_gbps": 100.0,
@@ -51,10 +55,10 @@ _SEQUENCES = {
     "large": 2,
     "long": 1,
     "fuxi_large": 1,
-}  # what two ranks have room for
+}  # as many as two ranks have memory for
 _MEDIAN, _MEAN = 8591, 11_796
 _RANK = "turbogr.bench._scaling_rank"
-_COLUMNS = ["preset", "sequences", "1 rank s", "2 ranks s", "efficiency", "cores alone"]
+_COLUMNS = ["preset", "sequences", "1 rank s", "2 ranks s", "efficiency", "ceiling (2 GEMMs)"]
 
 
 @dataclass(frozen=True)
@@ -73,15 +77,16 @@ class Measured:
 
 
 def run(settings: Mapping[str, Any]) -> Result:
-    """Measure and simulate; figures `efficiency_2_P`, `efficiency_128_simulated_P` for preset P, and `simulator_error`
-    if one of the presets is run on all `judge_ranks`.
+    """Measure and simulate.
 
-    `cores_2_P` is what two cores at once make of one, each multiplying matrices on its own, in the same processes:
-    where it is below 1 the machine is the limit, not communication.
+    Raises:
+        UserError: an unknown preset, or none that could be measured.
     """
     for name in settings["presets"]:
-        if name not in CASES:
-            raise UserError(f"presets: unknown '{name}', choose from {', '.join(CASES)}.{nearest(name, CASES)}")
+        if name not in PAPER_CASES:
+            raise UserError(
+                f"presets: unknown '{name}', choose from {', '.join(PAPER_CASES)}.{did_you_mean(name, PAPER_CASES)}"
+            )
     figures: dict[str, float] = {}
     rows: list[list[Cell]] = []
     judged: list[list[Cell]] = []
@@ -111,21 +116,21 @@ def run(settings: Mapping[str, Any]) -> Result:
     if judged_on - {1, 2}:
         figures["simulator_error"] = float(np.mean([abs(float(row[-1] or 0.0)) for row in judged]))
     tables = [
-        Table("The same work per rank", _COLUMNS, rows),
-        Table("The simulator against real ranks", ["preset", "ranks", "real s", "simulated s", "error"], judged),
+        Table("Step time with the same work per rank", _COLUMNS, rows),
+        Table("Simulator against real ranks", ["preset", "ranks", "real s", "simulated s", "error"], judged),
     ]
     plot = line_chart(
         series,
-        title="Simulated efficiency, work per rank fixed",
+        title="Simulated efficiency, fixed work per rank",
         x=Axis("ranks", log=True, format=lambda ranks: f"{ranks:,.0f}"),
-        y=Axis("throughput ÷ that of as many single ranks", zero=True),
+        y=Axis("throughput ÷ (N · throughput of one rank)", zero=True),
     )
     return Result(figures, tables, {"scaling": plot}, notes)
 
 
 def _measure(name: str, sizes: list[int], settings: Mapping[str, Any]) -> Measured:
-    family, _, size = name.partition("_")
-    model = ModelConfig(name=MODELS[family], preset=size, dropout=0.5)  # type: ignore[arg-type]
+    model_name, size = paper_model(name)
+    model = ModelConfig(name=model_name, preset=size, dropout=0.5)  # type: ignore[arg-type]
     max_len, dim = PRESETS[size]["max_len"], PRESETS[size]["dim"]
     sequences = settings["sequences"] or _SEQUENCES.get(name, _SEQUENCES[size])
     lengths = lognormal(sequences, _MEDIAN, _MEAN, max_len)
@@ -162,14 +167,14 @@ def _simulated_efficiency(found: Measured, size: int, settings: Mapping[str, Any
 
 
 def cluster_of(size: int, links: Mapping[str, float], settings: Mapping[str, Any]) -> Cluster:
-    """Return `size` ranks on machines of `node_size`: a group each, links inside as measured, the network across."""
+    """Return `size` ranks on machines of `node_size`: one group each, measured links inside, the network between."""
     members = min(size, settings["node_size"])
     if size % members:
         raise UserError(f"simulated={size} ranks do not fill machines of node_size={members}; give a multiple of it")
     inside = Link(links["exchange_latency"], links["exchange_rate"])
     rate = settings["network_gbps"] * 1e9 / 8
     across = Link(settings["network_latency"], rate / members)
-    # A ring over machines has one stream at each border, and is no faster than the ranks of a machine sum.
+    # A ring over machines has one stream per network link, and is not faster than the sum inside a machine.
     ring = Link(links["sum_latency"], links["sum_rate"])
     if size > members:
         ring = Link(max(settings["network_latency"], ring.latency), min(rate, ring.rate))
@@ -177,7 +182,7 @@ def cluster_of(size: int, links: Mapping[str, float], settings: Mapping[str, Any
 
 
 def _waiting(found: Measured, size: int) -> float:
-    """Share of the time that ranks wait on lengths like KuaiRand's, balanced, over some steps."""
+    """Return the share of time that balanced ranks wait, with lengths like KuaiRand, over some steps."""
     batch = size * found.sequences
     lengths = lognormal(max(4, 4096 // batch) * batch, _MEDIAN, _MEAN, found.max_len, seed=1)
     cost = counted_cost(found.model, found.num_negatives)
@@ -187,6 +192,7 @@ def _waiting(found: Measured, size: int) -> float:
 
 def _assumptions(settings: Mapping[str, Any]) -> str:
     return (
-        f"simulated machines have {settings['node_size']} ranks like this one's cores, links inside as measured here, "
-        f"{settings['network_gbps']:g} Gbit/s and {1e6 * settings['network_latency']:g} µs between them, no overlap"
+        f"simulated machines have {settings['node_size']} ranks, cores like this machine's, the bandwidth measured "
+        f"here inside, {settings['network_gbps']:g} Gbit/s and {1e6 * settings['network_latency']:g} µs between them, "
+        "no overlap"
     )

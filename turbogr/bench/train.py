@@ -1,13 +1,19 @@
-"""Whole training steps, optimiser included: tokens/s, MFU and peak memory against our reference and RecTools.
+"""Whole training steps, optimiser included: tokens/s, MFU and peak memory against plain PyTorch and RecTools.
+
+Claim: training is many times faster than with plain PyTorch operators and than RecTools, in less memory.
+Compared with: our reference operators (plain PyTorch) and RecTools' HSTUModel on the same lengths.
+Keys, for case C: `C_tokens_per_second`, `C_mfu_strict`, `C_mfu_nominal`, `C_peak_memory_bytes`; `ml1m` and `d256` also
+`C_reference_tokens_per_second`, `C_reference_peak_memory_bytes`, `C_vs_reference`; `ml1m_rectools_tokens_per_second`,
+`ml1m_vs_rectools`; `gemm_peak_gflops`.
 
 Cases: `ml1m` (HSTU at d = 50, 2 blocks, one head, lengths as in MovieLens-1M), `d256` (4 blocks, 4 heads of 64,
-lengths up to 1024), and the paper's presets with the lengths of KuaiRand-27K. Each runs in a process of its own. MFU
-is against the best fp32 GEMM measured in the same run. RecTools needs an environment of its own; name its interpreter
-with `--set rectools_python=PATH`, else that comparison is left out.
+lengths up to 1024), and the paper's presets with the lengths of KuaiRand-27K. Each runs in its own process. MFU is
+relative to the best fp32 GEMM measured in the same run. RecTools needs its own environment; give its interpreter with
+`--set rectools_python=PATH`, otherwise that comparison is left out.
 
-A step of the largest presets takes more than a minute on two cores, and cases can be measured one by one:
-`--set cases=fuxi_long --set merge=FILE --json FILE` adds to what FILE, if it is there, has of other cases; it must be
-of the same machine and versions.
+A step of the largest presets takes more than a minute on two cores, so cases can be measured one by one:
+`--set cases=fuxi_long --set merge=FILE --json FILE` keeps the figures of the other cases that FILE, if it exists, has.
+FILE must be of the same machine and versions.
 """
 
 from __future__ import annotations
@@ -21,21 +27,19 @@ from typing import Any
 
 import torch
 
+from turbogr.bench._paper_models import PAPER_CASES, paper_model
 from turbogr.bench._training import Case, measure_in_child
 from turbogr.bench.record import Cell, Record, Result, Table
-from turbogr.errors import UserError, nearest
+from turbogr.errors import UserError, did_you_mean
 from turbogr.machine import gemm_peak, machine_facts, versions
-from turbogr.report.charts import Axis, bar_chart, grouped_bar_chart, percent
+from turbogr.plot import Axis, bar_chart, grouped_bar_chart, percent
 
-PRESETS = tuple(
-    f"{model}_{size}" for model in ("hstu", "fuxi") for size in ("tiny", "small", "medium", "large", "long")
-)
-CASES = ("ml1m", "d256", *PRESETS)
+CASES = ("ml1m", "d256", *PAPER_CASES)
 
 # MFU of the paper's table 1 on its own hardware, by the formula of our `mfu_nominal`.
 PAPER_MFU = dict(
     zip(
-        PRESETS,
+        PAPER_CASES,
         (0.0043, 0.0196, 0.0800, 0.2474, 0.3408, 0.0088, 0.0378, 0.1676, 0.3934, 0.5471),
         strict=True,
     )
@@ -43,12 +47,12 @@ PAPER_MFU = dict(
 
 SETTINGS: dict[str, Any] = {
     "cases": list(CASES),
-    "seconds": 15.0,  # of measured steps per case, but at least one step, after one that warms up
+    "seconds": 15.0,  # of measured steps per case, at least one step, after a warm-up step
     "reference": True,  # also measure ml1m and d256 on the reference operators
     "rectools_python": "",  # interpreter of an environment with rectools[torch]==0.19.0
     "threads": 0,  # 0: as many as torch uses
     "profile": True,  # also time steps by operator
-    "merge": "",  # an earlier record of this benchmark, whose figures of other cases are kept
+    "merge": "",  # an earlier record of this benchmark whose figures of other cases are kept
 }
 
 _PRESET_BATCH = {"tiny": 8, "small": 4, "medium": 2, "large": 1, "long": 1}
@@ -56,14 +60,14 @@ _RIVALS = {"reference": "our reference operators", "rectools": "RecTools HSTUMod
 
 
 def run(settings: Mapping[str, Any]) -> Result:
-    """Measure `cases`; figures carry the case's name, e.g. `ml1m_tokens_per_second`, `hstu_large_mfu_strict`.
+    """Measure `cases`.
 
     Raises:
         UserError: an unknown case, or a record to merge that is of another benchmark, machine or version.
     """
     for name in settings["cases"]:
         if name not in CASES:
-            raise UserError(f"cases: unknown '{name}', choose from {', '.join(CASES)}.{nearest(name, CASES)}")
+            raise UserError(f"cases: unknown '{name}', choose from {', '.join(CASES)}.{did_you_mean(name, CASES)}")
     figures = _earlier_figures(settings)
     threads = settings["threads"] or torch.get_num_threads()
     peak = gemm_peak(torch.float32, threads)
@@ -97,7 +101,7 @@ def run(settings: Mapping[str, Any]) -> Result:
 
 
 def _earlier_figures(settings: Mapping[str, Any]) -> dict[str, float]:
-    """Figures of the record to merge that belong to cases which are not measured now."""
+    """Return the figures of the record to merge whose cases are not measured now."""
     path = settings["merge"]
     if not path or not Path(path).exists():
         return {}
@@ -108,7 +112,7 @@ def _earlier_figures(settings: Mapping[str, Any]) -> dict[str, float]:
         ("versions", record.versions, versions()),
     ):
         if theirs != ours:
-            raise UserError(f"merge={path}: this record has another {what} ({theirs}, not {ours}); measure all anew")
+            raise UserError(f"merge={path}: this record has another {what} ({theirs}, not {ours}); measure all again")
     kept = [f"{case}_" for case in CASES if case not in settings["cases"]]
     return {key: value for key, value in record.figures.items() if key.startswith(tuple(kept))}
 
@@ -120,8 +124,8 @@ def _case(name: str) -> Case:
     if name == "d256":
         model = {"dim": 256, "num_blocks": 4, "num_heads": 4, "max_len": 1024, "dropout": 0.2}
         return Case(model, num_items=20_000, batch_size=16, median_length=320, sigma=0.8, shortest=5)
-    family, _, size = name.partition("_")
-    preset: dict[str, Any] = {"name": {"hstu": "hstu", "fuxi": "fuxi-gamma"}[family], "preset": size, "dropout": 0.5}
+    model_name, size = paper_model(name)
+    preset: dict[str, Any] = {"name": model_name, "preset": size, "dropout": 0.5}
     return Case(preset, num_items=100_000, batch_size=_PRESET_BATCH[size], median_length=8591, sigma=0.796, shortest=5)
 
 
@@ -193,10 +197,10 @@ def _plots(figures: Mapping[str, float], profiles: Mapping[str, Mapping[str, flo
 
 
 def _rectools(settings: Mapping[str, Any], notes: list[str]) -> float | None:
-    """Tokens/s of RecTools' HSTUModel on the lengths of ml1m, or None with a note that says why."""
+    """Return the tokens/s of RecTools' HSTUModel on the lengths of ml1m, or None and add a note that says why."""
     python = settings["rectools_python"]
     if not python:
-        notes.append("RecTools is not compared: name its interpreter with --set rectools_python=PATH")
+        notes.append("RecTools was not compared: give its interpreter with --set rectools_python=PATH")
         return None
     script = Path(__file__).with_name("_rectools.py")
     case = dataclasses.asdict(_case("ml1m")) | {"threads": settings["threads"]}

@@ -1,4 +1,4 @@
-"""`turbogr bench`: run one benchmark, print its table, save its record and plots."""
+"""`turbogr bench`: run one benchmark, print its tables, save its record and plots."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from turbogr import bench
 from turbogr.bench.record import Result, Table
 from turbogr.errors import UserError
-from turbogr.files import check_target, replace_text
+from turbogr.files import check_writable, replace_text
 
 
 def add_parser(subparsers: Any) -> None:
@@ -19,12 +19,17 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "bench",
         help="run a benchmark; without a name, list them",
-        description="Run one benchmark: print its tables, save its record as JSON and its plots as SVG beside that.",
+        description="Run one benchmark: print its tables, and with --json save its record and its plots (SVG).",
     )
     parser.add_argument("name", nargs="?", metavar="NAME", help="which benchmark; leave it out to list them")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the record here, plots beside it")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the record to FILE and the plots beside it")
     parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", dest="assignments", help="change a setting"
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        dest="assignments",
+        help="change a setting; may be repeated",
     )
     parser.set_defaults(run=run)
 
@@ -36,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
         print("\n".join(f"{name:<{width}}  {bench.describe(name)}" for name in bench.names()))
         return 0
     if args.json is not None:
-        _check_target(args.json)  # before the measuring, which can take long
+        _check_json_path(args.json)  # before the benchmark, which can take long
     record, result = bench.run_benchmark(args.name, args.assignments, command=_command())
     tables = result.tables or [Table(record.name, ["figure", "value"], list(record.figures.items()))]
     print("\n\n".join(table.text() for table in tables))
@@ -54,18 +59,19 @@ def _command() -> str:
     return shlex.join(["turbogr", *sys.argv[1:]])
 
 
-def _check_target(path: Path) -> None:
+def _check_json_path(path: Path) -> None:
     if path.suffix == ".svg":
-        raise UserError(f"--json {path}: the record is JSON and the plot takes the name ending in .svg; choose .json")
+        raise UserError(f"--json {path}: the plot is written to the name ending in .svg; choose a name ending in .json")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"--json {path}: cannot make its folder ({error.strerror})") from None
-    check_target(path, "--json")
+        raise UserError(f"--json {path}: cannot create its folder ({error.strerror})") from None
+    check_writable(path, "--json")
 
 
 def _write_plots(result: Result, record: Path) -> list[Path]:
-    """Write FILE.svg for one plot, FILE-<name>.svg for several."""
+    """Write FILE.svg for one plot, FILE-<name>.svg for several; return the paths."""
+
     written = []
     for name, svg in result.plots.items():
         path = record.with_name(f"{record.stem}.svg" if len(result.plots) == 1 else f"{record.stem}-{name}.svg")

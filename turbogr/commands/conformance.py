@@ -11,10 +11,10 @@ from typing import Any
 
 from turbogr.config import MAX_TIME_BUCKETS, ModelConfig
 from turbogr.errors import UserError
-from turbogr.files import check_target
+from turbogr.files import check_writable
 from turbogr.models.golden import TOLERANCE, Difference, Golden, write_golden
-from turbogr.models.retrieval import BLOCKS
 from turbogr.ops import registry
+from turbogr.plugins import built_in_names, find
 
 _SIZES = {
     "dim": (32, 1, 2**14, "width of the model"),
@@ -23,18 +23,13 @@ _SIZES = {
     "max-len": (25, 2, 2**16, "longest sequence, and N of the 1/N normaliser"),
     "num-time-buckets": (128, 1, MAX_TIME_BUCKETS, "time buckets besides the first"),
 }
-"""Default, least and largest value, and meaning of the sizes of a file to be written."""
+"""Sizes of a file to write: default, smallest and largest value, and meaning."""
 
 _FFN_MULTIPLIER = 2.0
 _LARGEST_FFN_MULTIPLIER = 16
 
 _READING = ("backend", "tolerance")
 _WRITING = ("model", "overwrite", *_SIZES, "ffn-multiplier", "seed")
-_MEANINGLESS = {
-    "num-time-buckets": (("sasrec", "fuxi-beta", "fuxi-gamma"), "table of time buckets"),
-    "ffn-multiplier": (("hstu",), "feed-forward part"),
-}
-"""The models for which an option means nothing, and what they lack."""
 
 
 def add_parser(subparsers: Any) -> None:
@@ -43,20 +38,20 @@ def add_parser(subparsers: Any) -> None:
         "conformance",
         help="compare a model with a golden file, or write one",
         description="Run our model on the parameters and input of a golden file and compare the output and every "
-        "gradient; exit status 1 when one is too far off. With --write, make such a file from our model, so that "
-        "other implementations can be compared with it. docs/models/conformance.md has the layout.",
+        "gradient; exit status 1 if one differs by more than the tolerance. With --write, write such a file from our "
+        "model, so that other implementations can be compared with it. docs/models/conformance.md has the layout.",
     )
     parser.add_argument("file", type=Path, metavar="FILE.npz", help="golden file to read, or to write with --write")
     parser.add_argument(
         "--backend",
-        choices=["all", *registry.CHOICES],
-        help="which backend serves the operators; all compares every one that runs here and says which does not and "
-        "why (default: auto)",
+        choices=["all", *registry.choices()],
+        help="which backend runs the operators; 'all' compares every backend that runs on this machine and says why "
+        "others do not (default: auto)",
     )
     parser.add_argument("--tolerance", type=float, help=f"largest relative error (default: {TOLERANCE:g})")
     writing = parser.add_argument_group("writing")
     writing.add_argument("--write", action="store_true", help="write FILE.npz instead of reading it")
-    writing.add_argument("--model", choices=list(BLOCKS), help="which model (default: hstu)")
+    writing.add_argument("--model", choices=built_in_names("block"), help="which model (default: hstu)")
     writing.add_argument("--overwrite", action="store_true", default=None, help="replace a file that exists")
     for name, (default, _, _, meaning) in _SIZES.items():
         writing.add_argument(f"--{name}", type=int, help=f"{meaning} (default: {default})")
@@ -72,9 +67,9 @@ def add_parser(subparsers: Any) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the command; return its exit status."""
     if args.write:
-        _refuse(args, _READING, "says how a file is compared and means nothing with --write; leave it out")
+        _refuse(args, _READING, "is for comparing and has no effect with --write; leave it out")
         return _write(args)
-    _refuse(args, _WRITING, "says what --write makes and means nothing without it; leave it out, or pass --write")
+    _refuse(args, _WRITING, "is for writing and has no effect without --write; leave it out, or pass --write")
     return _compare(args)
 
 
@@ -83,7 +78,7 @@ def _compare(args: argparse.Namespace) -> int:
     if not (math.isfinite(tolerance) and tolerance >= 0):
         raise UserError(f"--tolerance is {tolerance:g}; give a number of 0 or more, such as {TOLERANCE:g}")
     golden = Golden.read(args.file)
-    left_out = {name: _why_not(name) for name in registry.CHOICES} if args.backend == "all" else {}
+    left_out = {name: _why_not(name) for name in registry.choices()} if args.backend == "all" else {}
     names = [name for name, reason in left_out.items() if reason is None] or [args.backend or "auto"]
     columns: dict[str, list[Difference]] = {}
     for name in names:
@@ -93,6 +88,7 @@ def _compare(args: argparse.Namespace) -> int:
     for name, reason in left_out.items():
         if reason is not None:
             print(f"{name} is left out: {reason}")
+
     worst = max(row.error for rows in columns.values() for row in rows)
     sizes = golden.config
     what = f"{sizes.name}, {sizes.num_blocks} blocks of width {sizes.dim}"
@@ -104,10 +100,9 @@ def _compare(args: argparse.Namespace) -> int:
 
 
 def _write(args: argparse.Namespace) -> int:
-    model: Any = args.model or "hstu"
-    for name, (models, part) in _MEANINGLESS.items():
-        if model in models:
-            _refuse(args, (name,), f"means nothing for {model}, which has no {part}; leave it out")
+    model = args.model or "hstu"
+    for size, part in find("block", model).factory.unused_sizes.items():
+        _refuse(args, (size.replace("_", "-"),), f"has no effect for {model}, which has no {part}; leave it out")
     sizes: dict[str, Any] = {}
     for name, (default, least, largest, _) in _SIZES.items():
         given = _given(args, name)
@@ -120,7 +115,7 @@ def _write(args: argparse.Namespace) -> int:
     seed = 0 if args.seed is None else args.seed
     if seed < 0:
         raise UserError(f"--seed is {seed}; give a whole number of 0 or more")
-    check_target(args.file, "the golden file")
+    check_writable(args.file, "the golden file")
     if os.path.lexists(args.file) and not args.overwrite:
         raise UserError(f"{args.file} already exists; name another file or pass --overwrite")
     config = ModelConfig(name=model, ffn_multiplier=multiplier, dropout=0.0, **sizes)
@@ -137,12 +132,12 @@ def _refuse(args: argparse.Namespace, names: Iterable[str], reason: str) -> None
 
 
 def _given(args: argparse.Namespace, name: str) -> Any:
-    """The value of an option, None if it was not given."""
+    """Return the value of an option, None if it was not given."""
     return getattr(args, name.replace("-", "_"))
 
 
 def _why_not(backend: str) -> str | None:
-    """The reason why a backend does not run here, None if it does."""
+    """Return why a backend does not run on this machine, None if it does."""
     try:
         with registry.backend(backend):
             return None
@@ -154,9 +149,9 @@ def _table(columns: dict[str, list[Difference]], tolerance: float) -> str:
     rows = next(iter(columns.values()))
     width = max(len(row.name) for row in rows)
     lines = [f"{'tensor':<{width}}  {'shape':<14}  " + "  ".join(f"{name:>9}" for name in columns)]
-    for place, row in enumerate(rows):
-        errors = [column[place].error for column in columns.values()]
-        mark = "  <-- too far off" if max(errors) > tolerance else ""
+    for number, row in enumerate(rows):
+        errors = [column[number].error for column in columns.values()]
+        mark = "  <-- above tolerance" if max(errors) > tolerance else ""
         shape = " x ".join(map(str, row.shape))
         lines.append(f"{row.name:<{width}}  {shape:<14}  " + "  ".join(f"{error:>9.1e}" for error in errors) + mark)
     return "\n".join(lines)

@@ -5,19 +5,21 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
+from turbogr.commands._plugins_option import add_plugins_option, plugins_arguments
 from turbogr.errors import UserError
-from turbogr.evaluate.metrics import REPEATED
-from turbogr.files import check_target, replace_text
+from turbogr.files import check_writable, replace_text
 
 if TYPE_CHECKING:
-    from turbogr.evaluate.evaluator import Evaluation
+    from turbogr.evaluation.metric_info import MetricInfo
     from turbogr.parallel.world import World
-    from turbogr.recommend import TrainedRun
+    from turbogr.runs import OpenedRun
+    from turbogr.tasks.task import Measurement
 
 
 def add_parser(subparsers: Any) -> None:
@@ -25,9 +27,9 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "evaluate",
         help="measure a trained run on its held-out items",
-        description="Rank every user's held-out item against the whole catalogue and compare with the baselines. "
-        "Writes RUN/evaluation.json and RUN/samples.json. The numbers depend neither on the batch size nor on the "
-        "number of ranks.",
+        description="Measure a run on its held-out data and compare it with the baselines. Writes RUN/evaluation.json, "
+        "and examples to RUN/samples.json if the run's task has any. The metrics depend neither on the batch size nor "
+        "on the number of ranks.",
     )
     parser.add_argument("folder", metavar="RUN", type=Path, help="run folder, as written by `turbogr train`")
     parser.add_argument("--data", metavar="DIR", type=Path, help="the store of the run, if it was moved")
@@ -40,11 +42,12 @@ def add_parser(subparsers: Any) -> None:
         "--filter-last",
         metavar="N",
         type=int,
-        help="let only the last N earlier items of a user be no candidates, as some public code does, not all; prints, "
-        "and writes to --json alone",
+        help="filter only the last N earlier items of a user, as some public code does, not all of them; the result is "
+        "printed, and written to --json only",
     )
-    parser.add_argument("--json", metavar="FILE", type=Path, help="write the result of evaluation.json there too")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write the result to this file too")
     parser.add_argument("--ranks", metavar="N", type=int, help="share the users among N processes on this machine")
+    add_plugins_option(parser)
     parser.set_defaults(run=run)
 
 
@@ -56,9 +59,9 @@ def run(args: argparse.Namespace) -> int:
         check_ranks(args.ranks)
         if args.ranks > 1:
             return launch(_command(args), args.ranks)
-    from turbogr.parallel.world import joined
+    from turbogr.parallel.world import connected_world
 
-    with joined() as world, world.telling_once():
+    with connected_world() as world, world.reporting_errors_once():
         _evaluate(args, world)
     return 0
 
@@ -68,53 +71,32 @@ def _command(args: argparse.Namespace) -> list[str]:
     command = ["evaluate", str(args.folder), "--which", args.which, "--part", args.part]
     optional = {"--data": args.data, "--batch-size": args.batch_size, "--json": args.json}
     optional["--filter-last"] = args.filter_last
+    command += plugins_arguments(args)
     return command + [str(part) for name, value in optional.items() if value is not None for part in (name, value)]
 
 
 def _evaluate(args: argparse.Namespace, world: World) -> None:
     """Measure on all ranks; write and print on rank 0."""
-    from turbogr.evaluate.evaluator import evaluate
-    from turbogr.evaluate.heldout import HeldOut
-    from turbogr.recommend import open_run
-    from turbogr.train.selection import describe_checkpoint
+    from turbogr.runs import open_run
+    from turbogr.training.checkpoint_selection import describe_checkpoint
 
-    if args.batch_size is not None and args.batch_size < 1:
-        raise UserError(f"--batch-size is {args.batch_size}; give at least 1")
-    if args.filter_last is not None and args.filter_last < 1:
-        raise UserError(f"--filter-last is {args.filter_last}; give at least 1")
+    for name, value in (("--batch-size", args.batch_size), ("--filter-last", args.filter_last)):
+        if value is not None and value < 1:
+            raise UserError(f"{name} is {value}; give at least 1")
     if args.json is not None:
-        check_target(args.json, "--json")
-    opened = world.together(lambda: open_run(args.folder, data=args.data, which=args.which))
+        check_writable(args.json, "--json")
+    opened = world.run_on_all(lambda: open_run(args.folder, data=args.data, which=args.which, plugins=args.plugins))
     if args.filter_last is None:
         for name in ("evaluation.json", "samples.json"):
-            check_target(args.folder / name, "the result")
-    settings = opened.config.evaluate
-    if args.filter_last is not None and not settings.filter_seen:
-        raise UserError("--filter-last makes no sense for a run with evaluate.filter_seen=false; leave it out")
-    num_users = len(HeldOut.of(opened.store, opened.split, args.part))
-    total = -(-num_users // world.size)  # of this rank, about
-    disable = None if world.is_first else True
-    with tqdm(total=total, desc="evaluating", unit="user", delay=2, leave=False, disable=disable) as bar:
-        result = evaluate(
-            opened.encoder,
-            opened.store,
-            opened.split,
-            args.part,
-            max_len=opened.max_len,
-            ks=settings.ks,
-            filter_seen=settings.filter_seen,
-            filter_last=args.filter_last,
-            batch_size=args.batch_size,
-            progress=bar.update,
-            world=world,
-        )
+            check_writable(args.folder / name, "the result")
+    result = _measure(args, opened, world)
     if not world.is_first:
         return
-    baselines = _baselines(opened, args.part, args.filter_last)
-    measured = {"model": result.metrics, **baselines}
-    protocol = f"{result.protocol}; {describe_checkpoint(opened.config, opened.split, opened.info, args.part)}"
+    measured = {"model": result.metrics, **_baselines(args, opened)}
+    protocol = f"{result.protocol}; {describe_checkpoint(opened.config, opened.split, opened.checkpoint, args.part)}"
     written = _write(args, opened, result, measured, protocol)
-    print(_table(opened.config.model.name, measured))
+    described = {info.name: info for info in opened.task.describe_metrics(result.metrics)}
+    print(_table(opened.config.model.name, measured, described))
     print(f"\n{result.num_users:,} users. {protocol}.")
     for reason, number in result.skipped.items():
         print(f"{number:,} users are not part of it: {reason}.")
@@ -122,88 +104,104 @@ def _evaluate(args: argparse.Namespace, world: World) -> None:
         print(f"Written to {written}", file=sys.stderr)
 
 
+def _measure(args: argparse.Namespace, opened: OpenedRun, world: World) -> Measurement:
+    options = {"batch_size": args.batch_size, "filter_last": args.filter_last}
+    given = {name: value for name, value in options.items() if value is not None}
+    if given:
+        _check_options(opened, given)
+    num_users = int((opened.split.targets(args.part) >= 0).sum())
+    total = -(-num_users // world.size)  # of this rank, about
+    disable = None if world.is_first else True
+    with tqdm(total=total, desc="evaluating", unit="user", delay=2, leave=False, disable=disable) as bar:
+        return opened.task.evaluate(
+            opened.tables, opened.store, opened.split, args.part, progress=bar.update, world=world, **given
+        )
+
+
+def _check_options(opened: OpenedRun, given: Mapping[str, int]) -> None:
+    """Raise UserError for options that the run's task does not have."""
+    from turbogr.tasks.retrieval import RetrievalTask
+
+    name = "--" + next(iter(given)).replace("_", "-")
+    if not isinstance(opened.task, RetrievalTask):
+        raise UserError(f"{name} is for runs of the task 'retrieval', and this is one of '{opened.task.name}'; omit it")
+    if "filter_last" in given and not opened.config.evaluate.filter_seen:
+        raise UserError("--filter-last makes no sense for a run with evaluate.filter_seen=false; leave it out")
+
+
+def _baselines(args: argparse.Namespace, opened: OpenedRun) -> dict[str, dict[str, float]]:
+    given = {} if args.filter_last is None else {"filter_last": args.filter_last}
+    with tqdm(desc="measuring the baselines", bar_format="{desc} {elapsed}", delay=2, leave=False, disable=None) as bar:
+
+        def update_bar() -> bool:
+            bar.update()
+            return False
+
+        return opened.task.baselines(opened.store, opened.split, args.part, should_stop=update_bar, **given)
+
+
 def _write(
     args: argparse.Namespace,
-    opened: TrainedRun,
-    result: Evaluation,
+    opened: OpenedRun,
+    result: Measurement,
     measured: dict[str, dict[str, float]],
     protocol: str,
 ) -> Path | None:
-    """Write evaluation.json and samples.json; what was measured with another filter than the run's goes to --json."""
-    from turbogr.evaluate.evaluator import write_evaluation
-    from turbogr.evaluate.samples import sample_users, write_samples
-    from turbogr.train.selection import selected_on
+    """Write evaluation.json and samples.json; with another filter than the run's, write to --json only."""
+    from turbogr.evaluation.evaluator import write_evaluation
+    from turbogr.evaluation.sample_users import write_samples
+    from turbogr.training.checkpoint_selection import selected_on
 
     standard = args.filter_last is None
     target: Path | None = args.folder / "evaluation.json" if standard else args.json
     if target is None:
         return None
-    # One sentence heads the file: that of the test part, if it has been measured.
-    earlier = _earlier_evaluation(target, opened.info["step"]) if standard else {}
-    head: dict[str, Any] = {"num_users": result.num_users, "protocol": protocol, "skipped": result.skipped}
+    # The file has one protocol: that of the test part, if it has been measured.
+    earlier = _earlier_evaluation(target, opened) if standard else {}
+    head: dict[str, Any] = {"num_users": result.num_users, "protocol": protocol, "skipped": dict(result.skipped)}
     if args.part == "valid" and "test" in earlier.get("parts", {}):
         head = {key: earlier[key] for key in head}
+    rule = opened.task.rule(opened.config.evaluate)
     write_evaluation(
         target,
         {**earlier.get("parts", {}), args.part: measured},
-        step=opened.info["step"],
-        epoch=opened.info["epoch"],
-        selected_on=selected_on(opened.config, opened.split, opened.info),
+        step=opened.checkpoint.step,
+        epoch=opened.checkpoint.epoch,
+        selected_on=selected_on(opened.config, opened.split, opened.checkpoint),
+        rule=rule if standard else {**rule, "filter_last": args.filter_last},
         **head,
     )
     if not standard:
         return target
     if args.json is not None:
         replace_text(args.json, target.read_text(encoding="utf-8"))
-    samples = sample_users(
-        opened.encoder,
-        opened.store,
-        opened.split,
-        args.part,
-        max_len=opened.max_len,
-        filter_seen=opened.config.evaluate.filter_seen,
-    )
-    write_samples(args.folder / "samples.json", samples)
+    samples = opened.task.samples(opened.tables, opened.store, opened.split, args.part)
+    if samples is not None:
+        write_samples(args.folder / "samples.json", samples)
     return target
 
 
-def _baselines(opened: TrainedRun, part: str, filter_last: int | None) -> dict[str, dict[str, float]]:
-    from turbogr.evaluate.evaluator import baseline_metrics
-
-    settings = opened.config.evaluate
-    with tqdm(desc="measuring the baselines", bar_format="{desc} {elapsed}", delay=2, leave=False, disable=None) as bar:
-
-        def show_life() -> bool:
-            bar.update()
-            return False
-
-        return baseline_metrics(
-            opened.store,
-            opened.split,
-            part,
-            ks=settings.ks,
-            filter_seen=settings.filter_seen,
-            filter_last=filter_last,
-            should_stop=show_life,
-        )
-
-
-def _table(model: str, measured: dict[str, dict[str, float]]) -> str:
+def _table(model: str, measured: dict[str, dict[str, float]], described: Mapping[str, MetricInfo]) -> str:
     """Return the metrics as lines of text, one column per system."""
-    names = {"model": model}
-    heads = [names.get(system, system) for system in measured]
-    lines = [" " * 8 + "".join(f"{head:>12}" for head in heads)]
-    for metric in measured["model"]:
-        lines.append(f"{metric:<8}" + "".join(f"{values[metric]:>12.4f}" for values in measured.values()))
+    heads = [model if system == "model" else system for system in measured]
+    width = max(8, *(len(name) for name in measured["model"]))
+    widths = [max(12, len(head) + 2) for head in heads]
+    lines = [" " * width + "".join(f"{head:>{w}}" for head, w in zip(heads, widths, strict=True))]
+    for name in measured["model"]:
+        values = [system.get(name) for system in measured.values()]
+        texts = ["-" if value is None else f"{value:.4f}" for value in values]
+        line = f"{name:<{width}}" + "".join(f"{text:>{w}}" for text, w in zip(texts, widths, strict=True))
+        lines.append(line if described[name].higher_is_better else f"{line}  lower is better")
     return "\n".join(lines)
 
 
-def _earlier_evaluation(path: Path, step: int) -> dict[str, Any]:
+def _earlier_evaluation(path: Path, opened: OpenedRun) -> dict[str, Any]:
     """Return an earlier evaluation of the same checkpoint by the same rule, whose other part is kept; {} for none."""
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
-        same = (record["step"], record["repeated"]) == (step, REPEATED)
+        rule = record.get("rule", record)  # 0.1.0 wrote the rule at top level
+        same = record["step"] == opened.checkpoint.step and opened.task.is_comparable(rule)
         complete = {"parts", "num_users", "protocol", "skipped"} <= record.keys()
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}  # none, or a damaged one, which is replaced now
     return dict(record) if same and complete else {}

@@ -14,11 +14,12 @@ from typing import Any
 import numpy as np
 
 from turbogr.commands.prepare import account_table
-from turbogr.data.split import Split, iso_time
+from turbogr.data.split import Split
 from turbogr.data.store import Store
-from turbogr.data.summary import Distribution, Summary, summarise
+from turbogr.data.store_summary import Distribution, Summary, summarise
+from turbogr.data.times import iso_time
 from turbogr.errors import UserError
-from turbogr.files import check_target, replace_text
+from turbogr.files import check_writable, replace_text
 
 _BAR_WIDTH = 40
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
@@ -46,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     if args.users < 0 or args.events < 1:
         raise UserError("--users must not be negative and --events at least 1")
     if args.json:
-        check_target(args.json, "--json")
+        check_writable(args.json, "--json")
     store = Store.open(args.store)
     summary = summarise(store)
     print(printable(describe(store, summary, args.users, args.events), sys.stdout.encoding))
@@ -71,8 +72,8 @@ def describe(store: Store, summary: Summary, num_users: int, num_events: int) ->
     manifest = store.manifest
     width = min(shutil.get_terminal_size().columns, 120)
     parts = [
-        f"{store.path}: source {manifest.source}, store version {manifest.schema_version}, "
-        f"content {manifest.content_hash[:12]}",
+        f"{store.path}: source {_shown(manifest.source)}{_plugin(manifest.settings)}, "
+        f"store version {manifest.schema_version}, content {manifest.content_hash[:12]}",
         f"{store.num_users:,} users ({store.user_ids.kind} ids), {store.num_items:,} items "
         f"({store.item_ids.kind} ids), {store.num_events:,} events",
         f"split: {Split.of(store).describe()}",
@@ -96,6 +97,12 @@ def describe(store: Store, summary: Summary, num_users: int, num_events: int) ->
     return "\n".join([*parts, "", account_table(store)])
 
 
+def _plugin(settings: dict[str, Any]) -> str:
+    """Name the plug-in that registered the source; nothing for a built-in source."""
+    plugin = settings.get("plugin")
+    return f" of the plug-in {_shown(plugin['origin'])}" if plugin else ""
+
+
 def _actions(store: Store) -> str:
     if not store.actions:
         return "actions: none"
@@ -116,7 +123,7 @@ def _distribution(title: str, what: str, distribution: Distribution) -> str:
 
 
 def _bar(share: float) -> str:
-    """Draw a bar in eighths of a character; something visible for anything above nothing."""
+    """Draw a bar in eighths of a character, at least one of them for anything above 0."""
     eighths = max(round(share * _BAR_WIDTH * 8), 1 if share > 0 else 0)
     whole, part = divmod(eighths, 8)
     return (_EIGHTHS[8] * whole + (_EIGHTHS[part] if part else "")).ljust(_BAR_WIDTH)
@@ -156,7 +163,7 @@ def _sequences(store: Store, num_users: int, num_events: int, width: int) -> lis
 
 
 def _shown(raw: object) -> str:
-    """Return a raw id as it may be printed: a terminal obeys no character of it, and a long one is cut."""
+    """Return a raw id for printing: characters that could control the terminal are escaped, and a long id is cut."""
     text = str(raw)
     text = text if len(text) <= _LONGEST_ID else f"{text[:_LONGEST_ID]}…"
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)

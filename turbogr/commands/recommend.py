@@ -1,4 +1,4 @@
-"""`turbogr recommend`: write the best items of many users to a file."""
+"""`turbogr recommend`: write the best items of users to a file."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ import pyarrow.csv
 import pyarrow.parquet
 from tqdm import tqdm
 
-from turbogr.errors import UserError, nearest
-from turbogr.files import check_target, replacing
+from turbogr.commands._plugins_option import add_plugins_option
+from turbogr.errors import UserError, did_you_mean
+from turbogr.files import atomic_file, check_writable
 
 if TYPE_CHECKING:
     from turbogr.recommend import Recommendations
@@ -46,11 +47,12 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("--user-column", metavar="NAME", help="the user column of the file of users")
     parser.add_argument("--skip-unknown", action="store_true", help="leave out users that the store does not have")
-    parser.add_argument("--include-seen", action="store_true", help="also recommend items that the user has had before")
+    parser.add_argument("--include-seen", action="store_true", help="also recommend items of the user's history")
     parser.add_argument("--at", metavar="TIME", help="time of the request, e.g. 2024-05-01T12:00 (default: last event)")
     parser.add_argument("--data", metavar="DIR", type=Path, help="the store of the run, if it was moved")
     parser.add_argument("--which", choices=["best", "last"], default="best", help="checkpoint (default: %(default)s)")
     parser.add_argument("--batch-size", metavar="N", type=int, help="users that share one pass over the catalogue")
+    add_plugins_option(parser)
     parser.set_defaults(run=run)
 
 
@@ -59,9 +61,9 @@ def run(args: argparse.Namespace) -> int:
     if args.out.suffix not in FORMATS:
         raise UserError(
             f"--out {args.out} has the ending '{args.out.suffix}'; choose from {', '.join(FORMATS)}."
-            f"{nearest(args.out.suffix, FORMATS)}"
+            f"{did_you_mean(args.out.suffix, FORMATS)}"
         )
-    check_target(args.out, "--out")
+    check_writable(args.out, "--out")
     for name in ("k", "batch_size"):
         value = getattr(args, name)
         if value is not None and value < 1:
@@ -70,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
 
     from turbogr.recommend import load
 
-    recommender = load(args.folder, data=args.data, which=args.which)
+    recommender = load(args.folder, data=args.data, which=args.which, plugins=args.plugins)
     with tqdm(desc="recommending", unit="user", delay=2, leave=False, disable=None) as bar:
         bar.total = recommender.store.num_users if users is None else len(users)
         lists = recommender.recommend_users(
@@ -96,11 +98,11 @@ def run(args: argparse.Namespace) -> int:
 def read_users(path: Path, column: str | None = None) -> list[Any]:
     """Return the raw user ids of a file, each once, in the order of the file.
 
-    A .parquet, .csv or .tsv file has a user column (`column`, or the one whose name says so, or the only one); any
-    other file has one id per line.
+    A .parquet, .csv or .tsv file has a user column: `column`, or one with a usual name, or the only one. Any other file
+    has one id per line.
 
     Raises:
-        UserError: no such column, a row without an id, no id at all, or a file that cannot be read as what it claims.
+        UserError: no such column, a row without an id, no id at all, or a file that is not of the format of its name.
         OSError: the file cannot be opened.
     """
     try:
@@ -121,7 +123,7 @@ def read_users(path: Path, column: str | None = None) -> list[Any]:
         raise UserError(f"{path} has no user in it; leave --users out to take all users")
     distinct = list(dict.fromkeys(ids))
     if len(distinct) < len(ids):
-        print(f"{len(ids) - len(distinct):,} users stand in {path} more than once; each is taken once", file=sys.stderr)
+        print(f"{len(ids) - len(distinct):,} users are in {path} more than once; each is taken once", file=sys.stderr)
     return distinct
 
 
@@ -145,12 +147,12 @@ def _delimited_ids(path: Path, column: str | None) -> list[Any]:
 def _user_column(path: Path, names: list[str], asked: str | None) -> str:
     if asked is not None:
         if asked not in names:
-            raise UserError(f"{path} has no column '{asked}'.{nearest(asked, names)} Columns: {', '.join(names)}")
+            raise UserError(f"{path} has no column '{asked}'.{did_you_mean(asked, names)} Columns: {', '.join(names)}")
         return asked
     known = [name for name in names if name.lower() in _USER_COLUMNS]
     if known or len(names) == 1:
         return known[0] if known else names[0]
-    raise UserError(f"which column of {path} has the users? Say it with --user-column. Columns: {', '.join(names)}")
+    raise UserError(f"which column of {path} has the users? Give it with --user-column. Columns: {', '.join(names)}")
 
 
 def write_recommendations(
@@ -158,7 +160,7 @@ def write_recommendations(
 ) -> tuple[int, int]:
     """Write lists to a .parquet, .csv or .jsonl file as they come; return the number of rows and of users without any.
 
-    The file appears when it is complete; until then, and after a failure, an older file of that name stays.
+    The file is replaced when it is complete; until then, and after a failure, an older file of that name stays.
     """
     schema = pa.schema(
         {
@@ -169,12 +171,12 @@ def write_recommendations(
         }
     )
     num_rows = num_empty = 0
-    with closing(lists), replacing(path) as aside, _WRITERS[path.suffix](aside, schema) as write:
+    with closing(lists), atomic_file(path) as aside, _WRITERS[path.suffix](aside, schema) as write:
         for some in lists:
-            columns = [some.user_ids, some.item_ids, some.ranks, some.scores]
+            columns = [some.user_ids, some.item_ids, some.positions, some.scores]
             arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
             write(pa.record_batch(arrays, schema=schema))
-            num_rows += len(some.ranks)
+            num_rows += len(some.positions)
             num_empty += some.num_empty
     return num_rows, num_empty
 
@@ -184,26 +186,26 @@ Write = Callable[[pa.RecordBatch], None]
 
 @contextmanager
 def _parquet(path: Path, schema: pa.Schema) -> Iterator[Write]:
-    """Gather rows into groups of a size that readers like."""
-    waiting: list[pa.RecordBatch] = []
+    """Write rows in groups of at least `_ROW_GROUP`, which readers handle well."""
+    collected: list[pa.RecordBatch] = []
     with pa.parquet.ParquetWriter(path, schema) as writer:
 
         def write(batch: pa.RecordBatch) -> None:
-            waiting.append(batch)
-            if sum(len(part) for part in waiting) >= _ROW_GROUP:
-                writer.write_table(pa.Table.from_batches(waiting))
-                waiting.clear()
+            collected.append(batch)
+            if sum(len(part) for part in collected) >= _ROW_GROUP:
+                writer.write_table(pa.Table.from_batches(collected))
+                collected.clear()
 
         yield write
-        if waiting:
-            writer.write_table(pa.Table.from_batches(waiting))
+        if collected:
+            writer.write_table(pa.Table.from_batches(collected))
 
 
 @contextmanager
 def _csv(path: Path, schema: pa.Schema) -> Iterator[Write]:
     options = pa.csv.WriteOptions(include_header=False, quoting_style="needed")
     with path.open("wb") as file:
-        file.write((",".join(schema.names) + "\n").encode())  # Arrow would put the names in quotes
+        file.write((",".join(schema.names) + "\n").encode())  # Arrow would quote the names
         with pa.csv.CSVWriter(file, schema, write_options=options) as writer:
             yield writer.write_batch
 
@@ -213,7 +215,7 @@ def _jsonl(path: Path, schema: pa.Schema) -> Iterator[Write]:
     with path.open("w", encoding="utf-8", newline="\n") as file:
 
         def write(batch: pa.RecordBatch) -> None:
-            scores = batch.column("score").to_numpy().astype(str).tolist()  # the shortest digits that name the number
+            scores = batch.column("score").to_numpy().astype(str).tolist()  # the shortest exact digits
             rows = batch.to_pylist()
             lines = [
                 json.dumps({**row, "score": float(score)}, ensure_ascii=False)

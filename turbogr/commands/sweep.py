@@ -1,4 +1,4 @@
-"""`turbogr sweep`: recipes times variants times a grid of settings become many runs, a table and a plot."""
+"""`turbogr sweep`: train recipes over variants and a grid of settings; write a table and a plot."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ import shlex
 import sys
 from pathlib import Path
 
+from turbogr.commands._plugins_option import add_plugins_option, load_given_plugins
+
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser(
         "sweep",
         help="train recipes over a grid of settings and compare the runs",
         description="Train every recipe with every combination of the grid's values and compare them: a table with the "
-        "spread between seeds, and curves. Start it again with the same --out to go on after an interruption, to try "
-        "failed runs again or to add values: what is finished stays.",
+        "spread between seeds, and curves. Start it again with the same --out to continue after an interruption, to "
+        "try failed runs again or to add values: finished runs stay.",
     )
     parser.add_argument("recipes", nargs="+", metavar="RECIPE", help="YAML file")
     parser.add_argument("--data", required=True, metavar="DIR", help="store written by `turbogr prepare`")
@@ -32,7 +34,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         action="append",
         default=[],
         metavar="NAME: SECTION.KEY=VALUE, ...",
-        help="settings that come together, under a name, e.g. --variant 'wide: model.dim=128, model.num_heads=4'; may "
+        help="a named set of settings, e.g. --variant 'wide: model.dim=128, model.num_heads=4'; may "
         "be repeated, and each is trained with all of the grid",
     )
     parser.add_argument(
@@ -45,8 +47,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="how many runs at a time (default: 1)")
     only = parser.add_mutually_exclusive_group()
-    only.add_argument("--dry-run", action="store_true", help="check everything, list the runs and start none")
-    only.add_argument("--compare-only", action="store_true", help="start none and compare what is there")
+    only.add_argument("--dry-run", action="store_true", help="check everything, list the runs and start no run")
+    only.add_argument("--compare-only", action="store_true", help="start no run and compare those that exist")
+    add_plugins_option(parser)
     parser.set_defaults(run=run)
 
 
@@ -56,6 +59,7 @@ def run(args: argparse.Namespace) -> int:
     from turbogr.files import replace_text
     from turbogr.sweep import Outcome, cells_of, check, compare, misplaced, parse_axis, parse_variant, sweep
 
+    load_given_plugins(args)
     variants = [parse_variant(variant) for variant in args.variant]
     cells = cells_of(args.recipes, [parse_axis(axis) for axis in args.grid], variants)
     if args.dry_run:
@@ -64,7 +68,9 @@ def run(args: argparse.Namespace) -> int:
         return 0
     outcome = Outcome({}, None)
     if not args.compare_only:
-        outcome = sweep(cells, Path(args.data), args.out, overrides=args.overrides, jobs=args.jobs)
+        outcome = sweep(
+            cells, Path(args.data), args.out, overrides=args.overrides, jobs=args.jobs, plugins=args.plugins
+        )
     others = misplaced(cells, Path(args.data), args.out, args.overrides)
     for cell, reasons in others.items():
         print(f"turbogr: note: {cell.name} is left out: it was {'; '.join(reasons)}", file=sys.stderr)
@@ -81,10 +87,10 @@ def run(args: argparse.Namespace) -> int:
             print(f"protocol: {protocol}")
         print(f"record  {args.out / 'sweep.json'}\nplot    {args.out / 'sweep.svg'}")
     if outcome.signal is not None:
-        print(f"interrupted; go on with: {_command()}", file=sys.stderr)
+        print(f"interrupted; continue with: {_command()}", file=sys.stderr)
         return 128 + int(outcome.signal)
-    for name, said in outcome.failed.items():
-        print(f"{name} failed: {said}", file=sys.stderr)
+    for name, reason in outcome.failed.items():
+        print(f"{name} failed: {reason}", file=sys.stderr)
     return 1 if outcome.failed else 0
 
 

@@ -1,4 +1,4 @@
-"""`turbogr train`: a recipe and a prepared store become a run folder."""
+"""`turbogr train`: train a recipe on a prepared store and write a run folder."""
 
 from __future__ import annotations
 
@@ -6,13 +6,15 @@ import argparse
 import shlex
 import sys
 
+from turbogr.commands._plugins_option import add_plugins_option, plugins_arguments
+
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = subparsers.add_parser(
         "train",
         help="train a recipe on a prepared store",
-        description="Train a recipe on a prepared store. Ctrl-C or SIGTERM writes a checkpoint and ends; --resume goes "
-        "on to the same weights as if nothing had happened.",
+        description="Train a recipe on a prepared store. Ctrl-C or SIGTERM writes a checkpoint and ends; --resume "
+        "continues from there and ends with the same weights as an uninterrupted run.",
     )
     parser.add_argument("recipe", metavar="RECIPE", help="YAML file, or the config.yaml of another run")
     parser.add_argument("--data", required=True, metavar="DIR", help="store written by `turbogr prepare`")
@@ -29,7 +31,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--init-from",
         metavar="RUN",
-        help="start from the parameters and item vectors of another run, whose data --data extends",
+        help="start from the parameters and item vectors of another run; --data must extend that run's data",
     )
     parser.add_argument(
         "--ranks",
@@ -37,6 +39,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         metavar="N",
         help="train with N processes on this machine; on several machines start the command with torchrun instead",
     )
+    add_plugins_option(parser)
     parser.set_defaults(run=run)
 
 
@@ -49,10 +52,16 @@ def run(args: argparse.Namespace) -> int:
         if args.ranks > 1:
             return launch(_command(args) + (["--resume"] if args.resume else []), args.ranks)
     from turbogr.parallel.world import is_first_rank
-    from turbogr.train.run import train
+    from turbogr.training.run import train
 
     result = train(
-        args.recipe, args.data, args.out, overrides=args.overrides, resume=args.resume, init_from=args.init_from
+        args.recipe,
+        args.data,
+        args.out,
+        overrides=args.overrides,
+        resume=args.resume,
+        init_from=args.init_from,
+        plugins=args.plugins,
     )
     if not is_first_rank():
         return 0
@@ -70,7 +79,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _command(args: argparse.Namespace) -> list[str]:
-    """The arguments of turbogr that start this run, without --resume and --ranks."""
+    """Return the arguments of turbogr that start this run, without --resume and --ranks."""
+
     command = ["train", args.recipe, "--data", args.data, "--out", args.out]
     command += [part for override in args.overrides for part in ("--set", override)]
+    command += plugins_arguments(args)
     return command + ([] if args.init_from is None else ["--init-from", args.init_from])

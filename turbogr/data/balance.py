@@ -3,8 +3,9 @@
 Every rank knows all lengths from the store and computes the same plan by itself: nothing is communicated. Sequences
 stay whole, none is dropped, and every sequence comes exactly once an epoch.
 
-A step is the same batch on any number of ranks, a run of the shuffled order whatever the lengths in it. Balancing only
-decides who computes which part, so it changes neither the weights nor where an epoch can be continued.
+A step is the same batch on any number of ranks: consecutive sequences of the shuffled order, whatever their lengths.
+Balancing only decides which rank computes which part, so it changes neither the weights nor where an epoch can be
+continued.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 
 from turbogr.data.batching import batch_bounds, shuffled_order
 from turbogr.data.cost import CostModel, Float64Array
-from turbogr.data.dealing import deal
+from turbogr.data.partition import assign
 from turbogr.data.vocabulary import Int64Array
 from turbogr.errors import UserError
 
@@ -31,7 +32,7 @@ _SHORT = 0.1  # share of attention in the cost below which sequences count as sh
 class StepPlan:
     """The steps of an epoch: `plan[step]` is a list of one int64 array of sequences per rank, some perhaps empty.
 
-    A step is dealt when it is asked for, so planning ahead costs little however long the epoch is.
+    The sequences of a step are assigned to ranks when the step is asked for, so planning a long epoch costs little.
 
     Attributes:
         strategy: as resolved, never "auto".
@@ -121,7 +122,7 @@ def share_step(
 ) -> list[Int64Array]:
     """Share the sequences of one step, with `lengths` [n], between `world` ranks as `plan_steps` does.
 
-    `strategy` is not "auto". Returns the places 0..n - 1 of each rank's sequences, rising; a rank may get none.
+    `strategy` is not "auto". Returns the indices 0..n - 1 of each rank's sequences, ascending; a rank may get none.
 
     Raises:
         UserError: not as many speeds as ranks.
@@ -132,9 +133,9 @@ def share_step(
     owners = contiguous_owners(len(lengths), world)
     if strategy != "none" and world > 1:
         costs = lengths if strategy == "token-budget" else (cost or CostModel()).whole_costs(lengths)
-        dealt = deal(costs, lengths, ranks)
-        if _longest(dealt, costs, ranks) <= _longest(owners, costs, ranks):
-            owners = dealt
+        balanced = assign(costs, lengths, ranks)
+        if _longest(balanced, costs, ranks) <= _longest(owners, costs, ranks):
+            owners = balanced
     ends = np.cumsum(np.bincount(owners, minlength=world))
     return np.split(np.argsort(owners, kind="stable"), ends[:-1])
 
@@ -149,8 +150,8 @@ def _longest(owners: Int64Array, costs: Int64Array, speeds: Float64Array) -> flo
 def resolve_strategy(strategy: str, lengths: Int64Array, cost: CostModel, batch_tokens: int | None = None) -> Strategy:
     """Return what "auto" stands for with these lengths; other strategies stay.
 
-    Batches of `batch_tokens` and short sequences, for which attention is less than a tenth of the epoch's cost, are
-    shared by tokens: that needs no measured cost and bounds memory best. All else is shared by cost.
+    Batches of `batch_tokens` with short sequences, for which attention is less than a tenth of the epoch's cost, are
+    shared by tokens: that needs no measured cost and bounds memory best. All others are shared by cost.
 
     Raises:
         ValueError: an unknown strategy, or "token-budget" without `batch_tokens`.

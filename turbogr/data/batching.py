@@ -6,8 +6,8 @@ generator and no state is involved.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -16,10 +16,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from turbogr.data.ranges import concatenated_ranges
+from turbogr.data.ranges import concatenated_ranges, cut_by_budget, offsets_of
 from turbogr.data.store import Store
 from turbogr.data.vocabulary import Int64Array
 from turbogr.jagged import Jagged
+from turbogr.random import GOLDEN64, mix64
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class Batch:
         step_lengths: lengths of all sequences of the step, on the CPU, where this batch is only one rank's part of it.
         step_targets: the targets of all of them, in the order of the whole step.
         negatives: what was drawn for this batch ahead of its step, None when nothing was.
+        features: [T] rows of a feature's table by the feature's name; row 0 means that the value is not given.
     """
 
     users: Tensor
@@ -49,6 +51,7 @@ class Batch:
     step_lengths: Tensor | None = None
     step_targets: Tensor | None = None
     negatives: Tensor | None = None
+    features: Mapping[str, Tensor] = field(default_factory=dict)
 
     @property
     def lengths_of_step(self) -> Tensor:
@@ -93,6 +96,7 @@ class Batch:
             step_lengths=self.step_lengths,
             step_targets=None if self.step_targets is None else change(self.step_targets),
             negatives=None if self.negatives is None else change(self.negatives),
+            features={name: change(rows) for name, rows in self.features.items()},
         )
 
 
@@ -137,17 +141,9 @@ def training_sequences(starts: Int64Array, ends: Int64Array, max_len: int, windo
 
 def shuffled_order(num: int, seed: int, epoch: int) -> Int64Array:
     """Return a permutation of 0..num - 1 that depends on (num, seed, epoch) alone: the order of a 64-bit hash."""
-    with np.errstate(over="ignore"):
-        key = _mix(_mix(np.uint64(seed % 2**64) + np.uint64(0x9E3779B97F4A7C15)) ^ np.uint64(epoch % 2**64))
-        hashes = _mix(np.arange(num, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + key)
+    key = mix64(mix64((seed + GOLDEN64) % 2**64) ^ (epoch % 2**64))
+    hashes = mix64(np.arange(num, dtype=np.uint64) * np.uint64(GOLDEN64) + np.uint64(key))
     return np.argsort(hashes, kind="stable")
-
-
-def _mix(x: Any) -> Any:
-    """The finaliser of SplitMix64, a bijection of 64-bit words."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
 
 
 def plan_batches(
@@ -181,16 +177,9 @@ def batch_bounds(lengths: Int64Array, *, batch_size: int | None = None, batch_to
     assert budget is not None
     if budget < 1:
         raise ValueError(f"batch_size and batch_tokens must be at least 1, got {budget}")
-    num = len(lengths)
     if batch_size is not None:
-        return np.append(np.arange(0, num, batch_size, dtype=np.int64), num)
-    ends = np.cumsum(lengths)
-    bounds, done = [0], 0
-    while bounds[-1] < num:
-        last = max(int(np.searchsorted(ends, done + budget, side="right")), bounds[-1] + 1)
-        bounds.append(last)
-        done = int(ends[last - 1])
-    return np.array(bounds, np.int64)
+        return np.append(np.arange(0, len(lengths), batch_size, dtype=np.int64), len(lengths))
+    return cut_by_budget(offsets_of(lengths), budget)
 
 
 def training_targets(store: Store, sequences: Sequences, chosen: Int64Array) -> Tensor:
@@ -198,15 +187,24 @@ def training_targets(store: Store, sequences: Sequences, chosen: Int64Array) -> 
     return _tensor(store.items[concatenated_ranges(sequences.starts[chosen] + 1, sequences.lengths[chosen])])
 
 
-def training_batch(store: Store, sequences: Sequences, chosen: Int64Array) -> Batch:
-    """Read the `chosen` sequences [B] from the store, in that order."""
+def training_batch(
+    store: Store, sequences: Sequences, chosen: Int64Array, columns: Mapping[str, str] | None = None
+) -> Batch:
+    """Read the `chosen` sequences [B] from the store, in that order, with the `columns` of its features by name."""
     lengths = sequences.lengths[chosen]
     events = concatenated_ranges(sequences.starts[chosen], lengths)
-    return _read(store, sequences.users[chosen], lengths, events, store.times[events + 1], store.items[events + 1])
+    times, targets = store.times[events + 1], store.items[events + 1]
+    return _read(store, sequences.users[chosen], lengths, events, times, targets, columns)
 
 
 def history_batch(
-    store: Store, users: Int64Array, ends: Int64Array, max_len: int, *, request_times: Int64Array | None = None
+    store: Store,
+    users: Int64Array,
+    ends: Int64Array,
+    max_len: int,
+    *,
+    request_times: Int64Array | None = None,
+    columns: Mapping[str, str] | None = None,
 ) -> Batch:
     """Read the last `max_len` events before event ends[b] of users[b], for evaluation and recommendation.
 
@@ -219,12 +217,13 @@ def history_batch(
     assert (lengths >= 0).all(), "ends must not lie before the user's first event"
     events = concatenated_ranges(ends - lengths, lengths)
     if request_times is None:
-        return _read(store, users, lengths, events, store.times[events + 1], store.items[events + 1])
+        times, targets = store.times[events + 1], store.items[events + 1]
+        return _read(store, users, lengths, events, times, targets, columns)
     following = np.minimum(events + 1, store.num_events - 1)
     next_times = np.asarray(store.times[following])
     some = lengths > 0
     next_times[np.cumsum(lengths)[some] - 1] = request_times[some]
-    return _read(store, users, lengths, events, next_times, None)
+    return _read(store, users, lengths, events, next_times, None, columns)
 
 
 def _read(
@@ -234,6 +233,7 @@ def _read(
     events: Int64Array,
     next_times: Int64Array,
     targets: NDArray[np.integer[Any]] | None,
+    columns: Mapping[str, str] | None,
 ) -> Batch:
     return Batch(
         users=_tensor(users),
@@ -242,7 +242,15 @@ def _read(
         times=_tensor(store.times[events]),
         next_times=_tensor(next_times),
         targets=None if targets is None else _tensor(targets),
+        features={name: feature_rows(store.actions[column][events]) for name, column in (columns or {}).items()},
     )
+
+
+def feature_rows(values: NDArray[Any]) -> Tensor:
+    """Return the table rows of a feature's values [T]: value v has row v + 1, and row 0 stands for a missing value."""
+    if values.dtype.kind == "f":
+        values = np.where(np.isnan(values), -1, values)
+    return _tensor(values.astype(np.int64) + 1)
 
 
 def batch_from_histories(

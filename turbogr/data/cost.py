@@ -1,7 +1,7 @@
 """What a sequence costs to train on: a·length + b·length², linear layers and attention.
 
-The unit is free (seconds when measured, FLOPs when counted): balancing only compares costs. All ranks must plan with
-the same two numbers, so when they are measured, one rank measures and tells the others.
+Any unit will do (seconds when measured, FLOPs when counted), because balancing only compares costs. All ranks must plan
+with the same two numbers, so when they are measured, one rank measures and sends them to the others.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class CostModel:
 def calibrate(measured: Sequence[tuple[NDArray[Any], float]]) -> CostModel:
     """Fit a cost model to steps given as (lengths of the step's sequences, seconds).
 
-    Least squares of the relative error under non-negative a, b and fixed. Three coefficients have so few sets of
-    positive ones that all are tried, which is exact.
+    Least squares of the relative error with non-negative a, b and fixed. Every set of positive coefficients is tried,
+    which is exact; three coefficients have few such sets.
 
     Raises:
         ValueError: fewer than two steps with tokens, or a time that is not positive.
@@ -86,7 +86,7 @@ def calibrate(measured: Sequence[tuple[NDArray[Any], float]]) -> CostModel:
     for size in (3, 2, 1):
         for chosen in combinations(range(3), size):
             if chosen == (0,):
-                continue  # a cost that knows no length cannot balance anything
+                continue  # a cost that ignores the length cannot balance anything
             columns = list(chosen)
             solution = np.linalg.lstsq(design[:, columns] / scale[columns], np.ones(len(rows)), rcond=None)[0]
             fit = np.zeros(3)

@@ -1,4 +1,4 @@
-"""Histories that callers hand over: raw items and times in the forms people have them -> item rows and seconds."""
+"""Histories given by a caller: raw items and times in any usual form -> item rows and seconds."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from typing import Any, Literal
 import numpy as np
 
 from turbogr.data.store import Store
+from turbogr.data.times import END_OF_TIME, parse_time
 from turbogr.data.vocabulary import Int64Array
 from turbogr.errors import UserError
 
 Time = int | float | str | datetime.datetime | np.datetime64
 History = Sequence[tuple[Any, Time | None]]
 Unknown = Literal["warn", "skip", "raise"]
-
-_END_OF_TIME = 7_258_118_400  # 2200-01-01
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ def read_histories(
         raw_times += times
         lengths.append(len(items))
     rows = store.item_ids.encode(raw_items)
-    _tell_unknown(raw_items, rows, unknown)
+    _report_unknown(raw_items, rows, unknown)
 
     all_times = np.array(raw_times, np.int64)
     request_times = _request_times(at, len(lengths))
@@ -86,8 +85,8 @@ def seconds_of(time: Any, where: str) -> int:
     """
     read: float | None = None
     if isinstance(time, str):
-        time = _parse(time)
-    if isinstance(time, datetime.datetime):
+        read = parse_time(time)
+    elif isinstance(time, datetime.datetime):
         read = (time if time.tzinfo is not None else time.replace(tzinfo=datetime.timezone.utc)).timestamp()
     elif isinstance(time, np.datetime64):
         read = None if np.isnat(time) else int(time.astype("datetime64[s]").astype(np.int64))
@@ -95,20 +94,9 @@ def seconds_of(time: Any, where: str) -> int:
         read = time if isinstance(time, int) else float(time)
     if read is None or not math.isfinite(read):
         raise UserError(f"{where}: cannot read {time!r} as a time; give seconds since 1970, a datetime or ISO text")
-    if not 0 <= read < _END_OF_TIME:
+    if not 0 <= read < END_OF_TIME:
         raise UserError(f"{where}: {time!r} lies before 1970 or after 2200; give seconds, not another unit")
     return int(read)
-
-
-def _parse(text: str) -> Any:
-    try:
-        return float(text) if text.strip().replace(".", "", 1).isdigit() else _from_iso(text)
-    except ValueError:
-        return text
-
-
-def _from_iso(text: str) -> datetime.datetime:
-    return datetime.datetime.fromisoformat(text.strip().replace("Z", "+00:00"))
 
 
 def _read_history(history: History, number: int, positions: bool) -> tuple[list[Any], list[int]]:
@@ -119,7 +107,7 @@ def _read_history(history: History, number: int, positions: bool) -> tuple[list[
         if not isinstance(event, tuple | list) or len(event) != 2:
             raise UserError(
                 f"history {number}, event {place} is {event!r}, not an (item, time) pair; a history is a list of "
-                "pairs, and a single history stands in a list of its own"
+                "pairs, and a single history must be in a list of its own"
             )
         items.append(event[0])
         if event[1] is None and positions:
@@ -139,7 +127,7 @@ def _request_times(at: Time | Sequence[Time] | None, num_histories: int) -> list
     return [seconds_of(at, "at")] * num_histories
 
 
-def _tell_unknown(raw_items: list[Any], rows: Int64Array, unknown: Unknown) -> None:
+def _report_unknown(raw_items: list[Any], rows: Int64Array, unknown: Unknown) -> None:
     missing = np.flatnonzero(rows < 0)
     if not len(missing) or unknown == "skip":
         return

@@ -1,11 +1,9 @@
-"""Loader: the training batches of every epoch, from any position, with the next ones read in the background."""
+"""Loader: the training batches of every epoch, from any position."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections import deque
-from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Generator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -17,17 +15,16 @@ from turbogr.data.split import Split
 from turbogr.data.store import Store
 from turbogr.data.vocabulary import Int64Array
 
-_AHEAD = 2
-
 
 class Loader:
-    """Yields the training batches of the current epoch from the current position.
+    """The training batches of every epoch, and the position of the next one.
 
-    Batch (epoch, step) depends on the store, the options and the seed alone; of `num_ranks` ranks, each gets its part
+    Batch (epoch, step) depends on the store, the options and the seed alone. Of `num_ranks` ranks, each gets its part
     of it, possibly none of its sequences, and the lengths of all. How ranks share a batch is `balance`, with `cost` and
-    `speeds` as in `turbogr.data.balance.plan_steps`. While a batch is being used, the position already
-    names the next one, so a state saved then continues without repeating or skipping anything, on any number of ranks.
-    `with_step_targets` lets every rank also read the targets of the whole step.
+    `speeds` as in `turbogr.data.balance.plan_steps`. While a batch is being used, the position is already that of the
+    next one, so a state saved then continues without repeating or skipping anything, on any number of ranks.
+    `with_step_targets` lets every rank also read the targets of the whole step. `columns` has the store's column behind
+    every feature that batches carry, by the feature's name.
 
     Raises:
         ValueError: not exactly one of batch_size and batch_tokens is given, or an option is out of range.
@@ -50,10 +47,12 @@ class Loader:
         cost: CostModel | None = None,
         speeds: Sequence[float] | None = None,
         with_step_targets: bool = False,
+        columns: Mapping[str, str] | None = None,
     ) -> None:
         assert 0 <= rank < num_ranks, (rank, num_ranks)
         self.rank, self.num_ranks = rank, num_ranks
         self.with_step_targets = with_step_targets
+        self.columns = dict(columns or {})
         self.store = store
         self.sequences = training_sequences(np.asarray(store.offsets[:-1]), split.train_end, max_len, window)
         self.batch_size = batch_size
@@ -106,48 +105,21 @@ class Loader:
 
     def _read(self, chosen: Int64Array) -> Batch:
         if self.num_ranks == 1:
-            return training_batch(self.store, self.sequences, chosen)
+            return training_batch(self.store, self.sequences, chosen, self.columns)
         lengths = self.sequences.lengths[chosen]
         parts = share_step(lengths, world=self.num_ranks, strategy=self.balance, cost=self.cost, speeds=self.speeds)
-        mine = training_batch(self.store, self.sequences, chosen[parts[self.rank]])
+        mine = training_batch(self.store, self.sequences, chosen[parts[self.rank]], self.columns)
         targets = training_targets(self.store, self.sequences, chosen) if self.with_step_targets else None
         return dataclasses.replace(mine, step_lengths=torch.from_numpy(lengths), step_targets=targets)
 
     def __iter__(self) -> Generator[Batch, None, None]:
-        return self.batches()
-
-    def batches(self, prepare: Callable[[Batch, int], Batch] | None = None) -> Generator[Batch, None, None]:
-        """Yield the rest of the epoch, each batch as `prepare(batch, number)` returns it, numbered from 0 here.
-
-        `prepare` runs ahead, on the thread that reads.
-        """
+        """Yield the rest of the epoch."""
         epoch = self.epoch
-        plan = self.plan(epoch)
-        steps = iter(range(self.step, len(plan)))
-        reader = ThreadPoolExecutor(1, thread_name_prefix="turbogr-loader")
-        waiting: deque[tuple[int, Future[Batch]]] = deque()
-
-        first = self.step
-
-        def read(step: int) -> Batch:
-            batch = self._read(plan[step])
-            return batch if prepare is None else prepare(batch, step - first)
-
-        def read_ahead() -> None:
-            while len(waiting) <= _AHEAD and (step := next(steps, None)) is not None:
-                waiting.append((step, reader.submit(read, step)))
-
-        try:
-            read_ahead()
-            while waiting:
-                step, future = waiting.popleft()
-                batch = future.result()
-                read_ahead()
-                self.epoch, self.step = epoch, step + 1
-                yield batch
-            self.epoch, self.step = epoch + 1, 0
-        finally:
-            reader.shutdown(wait=True, cancel_futures=True)
+        for step in range(self.step, self.num_batches(epoch)):
+            batch = self.batch(epoch, step)
+            self.epoch, self.step = epoch, step + 1
+            yield batch
+        self.epoch, self.step = epoch + 1, 0
 
     def state_dict(self) -> dict[str, int]:
         """Return the position of the next batch; the end of an epoch is the start of the next."""

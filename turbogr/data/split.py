@@ -12,14 +12,14 @@ event before it; all events of the user before it are its history.
 
 from __future__ import annotations
 
-import datetime
 from dataclasses import dataclass
 
 import numpy as np
 
 from turbogr.data.store import Store, read_range
+from turbogr.data.times import iso_time, parse_time
 from turbogr.data.vocabulary import Int64Array
-from turbogr.errors import UserError, nearest
+from turbogr.errors import UserError, did_you_mean
 
 LEAVE_ONE_OUT = "leave-one-out"
 LEAVE_TWO_OUT = "leave-two-out"
@@ -90,10 +90,10 @@ def _users(count: int) -> str:
 
 @dataclass(frozen=True)
 class Leak:
-    """How far a split lets training see the future of what is held out.
+    """How much of the future a split lets training see.
 
     `later_share` is the share of training events that happen after a held-out event, averaged over the held-out
-    events; `late_time` is a time before which nine tenths of all events lie, a sensible place for a cut.
+    events; `late_time` is a time before which nine tenths of all events lie, a sensible time for a cut.
     """
 
     later_share: float
@@ -158,32 +158,18 @@ def parse_rule(rule: str) -> str:
     if rule in (LEAVE_ONE_OUT, LEAVE_TWO_OUT):
         return rule
     if not rule.startswith("time:"):
-        hint = nearest(rule, [LEAVE_ONE_OUT, LEAVE_TWO_OUT, "time:"])
+        hint = did_you_mean(rule, [LEAVE_ONE_OUT, LEAVE_TWO_OUT, "time:"])
         raise UserError(f"unknown split {rule!r}: use leave-one-out, leave-two-out or time:2022-05-01.{hint}")
-    cuts = [_seconds(text.strip(), rule) for text in rule.removeprefix("time:").split(",")]
+    cuts = [_parse_cut(text, rule) for text in rule.removeprefix("time:").split(",")]
     if len(cuts) > 2 or cuts != sorted(set(cuts)):
         raise UserError(f"split {rule!r}: give one cut, or two in ascending order (validation, test)")
     return "time:" + ",".join(str(cut) for cut in cuts)
 
 
-def _seconds(text: str, rule: str) -> int:
-    if text.isascii() and text.isdigit():
-        return int(text)
-    try:
-        moment = datetime.datetime.fromisoformat(text.replace("Z", "+00:00"))
-    except ValueError:
+def _parse_cut(text: str, rule: str) -> int:
+    cut = parse_time(text)
+    if cut is None:
         raise UserError(
-            f"split {rule!r}: cannot read {text!r} as a time; write 2022-05-01, 2022-05-01T12:00:00 or seconds"
-        ) from None
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=datetime.timezone.utc)
-    return int(moment.timestamp())
-
-
-def iso_time(seconds: int) -> str:
-    """Write seconds since 1970 as a date, with the time of day where it is not midnight (UTC)."""
-    try:
-        moment = datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc)
-    except (ValueError, OverflowError, OSError):
-        return f"{seconds} s"
-    return moment.strftime("%Y-%m-%d" if seconds % 86400 == 0 else "%Y-%m-%dT%H:%M:%SZ")
+            f"split {rule!r}: cannot read {text.strip()!r} as a time; write 2022-05-01, 2022-05-01T12:00:00 or seconds"
+        )
+    return cut

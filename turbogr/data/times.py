@@ -1,370 +1,18 @@
-"""Reading times: integers or decimals since 1970 in any unit, ISO text, dates, Arrow timestamps.
+"""A single time as text and as a number: reading what people write, and writing seconds as ISO 8601.
 
-A column has one form, settled on the first block with a readable time: how it is written, its unit, and the
-resolution in which it is sorted (the store keeps whole seconds). Times before 1970 or after 2200 are refused, because
-they are nearly always a wrong unit.
+`turbogr.data.prepare.time_column` reads whole columns of them.
 """
 
 from __future__ import annotations
 
 import datetime
 import re
-from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-from numpy.typing import NDArray
+EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
+END_OF_TIME = 7_258_118_400
+"""2200-01-01 in seconds. Times before 1970 or from then on are nearly always a wrong unit."""
 
-from turbogr.data.vocabulary import Int64Array
-from turbogr.errors import UserError, excerpt
-
-TICKS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
-UNITS = ("auto", *TICKS)
-_MOSTLY = 0.9
-END_OF_TIME = 7_258_118_400  # 2200-01-01
-_USUAL_TIMES = (631_152_000, 4_102_444_800)  # 1990 to 2100
-_EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
-_SHORTHANDS = {"%F": "%Y-%m-%d", "%T": "%H:%M:%S", "%R": "%H:%M", "%D": "%m/%d/%y", "%e": "%d"}
-
-
-@dataclass(frozen=True)
-class TimeForm:
-    """How a time column is written, and the `resolution` of the result.
-
-    `kind` is integer, decimal, YYYYMMDD (numbers like 20220501), iso, format or timestamp.
-    """
-
-    kind: str
-    unit: str
-    resolution: str
-    guessed: bool = False
-    format: str | None = None
-
-    @property
-    def ticks_per_second(self) -> int:
-        return TICKS[self.resolution]
-
-
-@dataclass(frozen=True)
-class Times:
-    """Parsed `ticks` [n] and, per row, why it is not a time: reason 0 is good, see `REASONS`."""
-
-    ticks: Int64Array
-    reasons: NDArray[np.int8]
-
-
-REASONS = ("", "missing time", "unreadable time", "negative time", "time after the year 2200", "time of another unit")
-MISSING, UNREADABLE, NEGATIVE, FAR_FUTURE, OTHER_UNIT = range(1, 6)
-
-
-def tells_form(values: pa.Array) -> bool:
-    """Whether some value is readable as a time, so that the form of the column can be settled on these."""
-    if values.null_count == len(values):
-        return False
-    if pa.types.is_floating(values.type):
-        return bool(pc.any(pc.is_finite(values)).as_py())
-    if not _is_text(values.type):
-        return True
-    texts = _drop_empty(_texts(values))
-    return bool(pc.any(_written_as_number(texts)).as_py()) or _some_iso(texts)
-
-
-def settle_form(values: pa.Array, name: str, unit: str, format: str | None) -> TimeForm:
-    """Decide the form of the column `name` from its first values.
-
-    Raises:
-        UserError: the column's type cannot hold times, the format cannot be understood, the unit that the name tells
-            does not fit the values, or a unit or format is named for a column that has none.
-    """
-    kind = values.type
-    if unit != "auto" and format is not None:
-        raise UserError("--time-unit is for times that are numbers, --time-format for text; leave one of them out")
-    if (unit != "auto" or format is not None) and (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
-        option = "--time-unit" if format is None else "--time-format"
-        raise UserError(f"column {name!r} is of type {kind}, which needs no {option}; leave it out")
-    if format is not None:
-        return _written_form(format)
-    if pa.types.is_timestamp(kind):
-        return TimeForm("timestamp", kind.unit, kind.unit)
-    if pa.types.is_date(kind):
-        return TimeForm("timestamp", "s", "s")
-    if pa.types.is_integer(kind):
-        return _number_form("integer", values, name, unit)
-    if pa.types.is_floating(kind):
-        return _number_form("decimal", values, name, unit)
-    if not _is_text(kind):
-        raise UserError(f"column {name!r} is of type {kind}, which is no time; use numbers, ISO text or timestamps")
-    texts = _drop_empty(_texts(values))
-    if _cast(texts, pa.int64()) is not None:
-        return _number_form("integer", _cast(texts, pa.int64()), name, unit)
-    if _cast(texts, pa.float64()) is not None:
-        return _number_form("decimal", _cast(texts, pa.float64()), name, unit)
-    numbers = pc.mean(_written_as_number(texts).cast(pa.float64())).as_py() or 0.0
-    if numbers > 0.5 or (numbers and not _some_iso(texts)):
-        readable = texts.filter(pc.match_substring_regex(texts, r"^[0-9]{1,18}$"))
-        return _number_form("integer", readable.cast(pa.int64()), name, unit)
-    if unit != "auto":
-        raise UserError(
-            f"--time-unit {unit} is for numbers, but column {name!r} holds text like {texts[0].as_py()[:40]!r}; "
-            "leave it out"
-        )
-    fine = pc.any(pc.match_substring_regex(texts, _FINER_THAN_MICROSECONDS)).as_py()
-    return TimeForm("iso", "us", "ns" if fine else "us")
-
-
-def _written_as_number(texts: pa.Array) -> pa.Array:
-    return pc.match_substring_regex(texts, r"^\s*[-+]?[0-9.]+([eE][-+]?[0-9]+)?\s*$")
-
-
-def _some_iso(texts: pa.Array) -> bool:
-    """Whether one of the texts is an ISO date or time; usually one of the first is."""
-    parts = (_iso_ticks(part, "ns") for part in (texts[:100], texts[100:]))
-    return any(part.null_count < len(part) for part in parts)
-
-
-def _written_form(format: str) -> TimeForm:
-    """Check `format` on a moment of our own, so that a mistake in it is not blamed on the data."""
-    said = f"--time-format {format!r}"
-    plain = re.sub("%.", lambda match: _SHORTHANDS.get(match.group(), match.group()), format)
-    if not re.search("%[YyGcx]", plain.replace("%%", "")):
-        raise UserError(f"{said} does not name the year (%Y); write it like %d/%m/%Y or '%Y-%m-%d %H:%M:%S'")
-    try:
-        datetime.datetime.strptime(_EPOCH.strftime(plain), plain)
-    except (ValueError, re.error) as error:
-        raise UserError(
-            f"{said} is no format of dates that can be read ({error}); write it like %d/%m/%Y or '%Y-%m-%d %H:%M:%S'"
-        ) from None
-    return TimeForm("format", "s", "us" if "%f" in plain.replace("%%", "") else "s", format=plain)
-
-
-def _number_form(kind: str, values: pa.Array, name: str, unit: str) -> TimeForm:
-    numbers = pc.drop_null(values).to_numpy(zero_copy_only=False).astype(np.float64)
-    if unit == "auto" and _mostly_days(numbers):
-        return TimeForm("YYYYMMDD", "s", "s")
-    if unit == "auto" and _mostly_days(np.floor(numbers / 10**6)):
-        return _written_form("%Y%m%d%H%M%S")
-    guess = _guess_unit(values)
-    suffix = re.search(r"_(s|ms|us|ns)$", name.lower())
-    if unit != "auto":
-        guessed = False
-    elif suffix:
-        unit = suffix.group(1)
-        _doubt_suffix(values, name, unit, guess)
-        guessed = unit == guess
-    else:
-        unit, guessed = guess, True
-    return TimeForm(kind, unit, unit if kind == "integer" else "us", guessed)
-
-
-def _doubt_suffix(values: pa.Array, name: str, unit: str, guess: str) -> None:
-    """Raise UserError where times of the unit in the name lie about 1970, but are usual ones in a coarser unit."""
-    middle = _middle(values)
-    if TICKS[guess] < TICKS[unit] and _USUAL_TIMES[0] <= middle / TICKS[guess] < _USUAL_TIMES[1]:
-        days = {ticks: _EPOCH + datetime.timedelta(seconds=middle / TICKS[ticks]) for ticks in (unit, guess)}
-        raise UserError(
-            f"column {name!r} holds times like {middle:.0f}: {days[unit]:%Y-%m-%d} if its unit is {unit!r} as the name "
-            f"says, but {days[guess]:%Y-%m-%d} in {guess!r}; say --time-unit {guess} or --time-unit {unit}"
-        )
-
-
-def _mostly_days(numbers: NDArray[np.float64]) -> bool:
-    """Whether the numbers are days like 20220501; of 27 other numbers of that size, one is a day by chance."""
-    days = _day_seconds(numbers)
-    return len(days) > 0 and float(((days >= 0) & (days < END_OF_TIME)).mean()) > _MOSTLY
-
-
-def _day_seconds(numbers: NDArray[np.float64]) -> Int64Array:
-    """Return the seconds at which the days written as 20220501 begin; -1 where a number is no day since 1970."""
-    whole = np.where((numbers >= 1970_01_01) & (numbers <= 9999_12_31), numbers, 0).astype(np.int64)
-    years, months, days = whole // 10_000, whole // 100 % 100, whole % 100
-    begin = ((years - 1970) * 12 + months - 1).astype("datetime64[M]")
-    length = ((begin + 1).astype("datetime64[D]") - begin.astype("datetime64[D]")).astype(np.int64)
-    valid = (whole == numbers) & (months >= 1) & (months <= 12) & (days >= 1) & (days <= length)
-    seconds = (begin.astype("datetime64[D]").astype(np.int64) + days - 1) * 86400
-    return np.where(valid & (whole > 0), seconds, -1)
-
-
-def _guess_unit(values: pa.Array) -> str:
-    """Return the unit in which the middle value lies between 1970 and 2200, the coarsest that does."""
-    middle = _middle(values)
-    return next((unit for unit, ticks in TICKS.items() if middle < END_OF_TIME * ticks), "s")
-
-
-def _middle(values: pa.Array) -> float:
-    numbers = np.abs(pc.drop_null(values).to_numpy(zero_copy_only=False).astype(np.float64))
-    numbers = numbers[np.isfinite(numbers)]
-    return float(np.median(numbers)) if len(numbers) else 0.0
-
-
-def parse_times(values: pa.Array, form: TimeForm) -> Times:
-    """Read a block of times in the settled form; rows that are no times get a reason, never a repair."""
-    missing = values.is_null().to_numpy(zero_copy_only=False)
-    if missing.all():  # of any type: a part of the log may have no times at all
-        return Times(np.zeros(len(values), np.int64), np.full(len(values), MISSING, np.int8))
-    if form.kind == "timestamp":
-        ticks = _timestamp_ticks(values, form)
-        unreadable = np.zeros(len(values), bool)
-    elif form.kind in ("integer", "decimal", "YYYYMMDD"):
-        ticks, missing, unreadable = _number_ticks(values, form, missing)
-    else:
-        ticks, missing, unreadable = _text_ticks(values, form, missing)
-    reasons = np.zeros(len(values), np.int8)
-    reasons[ticks < 0] = NEGATIVE
-    reasons[ticks >= END_OF_TIME * form.ticks_per_second] = FAR_FUTURE
-    if form.guessed and form.unit != "s":
-        smaller = END_OF_TIME * form.ticks_per_second // 1000
-        reasons[(ticks >= 0) & (ticks < smaller)] = OTHER_UNIT
-    reasons[unreadable] = UNREADABLE
-    reasons[missing] = MISSING
-    return Times(ticks, reasons)
-
-
-def explain(reason: int, text: str, form: TimeForm, name: str) -> str:
-    """Say what is wrong with the time written as `text` in the column `name`, and what to do."""
-    shown = excerpt(text)
-    if reason == MISSING:
-        return f"the time (column {name!r}) is missing"
-    if reason == UNREADABLE:
-        examples = {
-            "iso": "a date or time like 2022-05-01 or 2022-05-01T12:30:00",
-            "YYYYMMDD": "a day like 20220501, which most times are (--time-unit s would read them all as seconds)",
-        }
-        expected = examples.get(form.kind, "a number")
-        if form.kind == "format":
-            expected = f"of the format {form.format!r}"
-        return f"the time {shown} (column {name!r}) is not {expected}; --time-format names other ways of writing it"
-    if reason == NEGATIVE:
-        return f"the time {shown} (column {name!r}) is negative"
-    if reason == FAR_FUTURE:
-        if form.kind not in ("integer", "decimal"):
-            return f"the time {shown} (column {name!r}) lies after the year 2200"
-        year = f"lies after the year 2200 if its unit is {form.unit!r}"
-        return f"the time {shown} (column {name!r}) {year}; see --time-unit"
-    return (
-        f"the time {shown} (column {name!r}) does not fit the unit {form.unit!r} that most times have; "
-        f"say --time-unit {form.unit} if it is right"
-    )
-
-
-def _timestamp_ticks(values: pa.Array, form: TimeForm) -> Int64Array:
-    if pa.types.is_date(values.type):
-        values = values.cast(pa.timestamp("s"))
-    values = values.cast(pa.timestamp(form.resolution, tz=values.type.tz), safe=False)
-    return pc.fill_null(values.view(pa.int64()), 0).to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
-
-
-def _number_ticks(
-    values: pa.Array, form: TimeForm, missing: NDArray[np.bool_]
-) -> tuple[Int64Array, NDArray[np.bool_], NDArray[np.bool_]]:
-    unreadable = np.zeros(len(values), bool)
-    if _is_text(values.type):
-        values = _texts(values)
-        missing = missing | pc.fill_null(pc.equal(pc.utf8_trim_whitespace(values), ""), True).to_numpy(
-            zero_copy_only=False
-        )
-        target = pa.int64() if form.kind == "integer" else pa.float64()
-        numbers = _cast(values, target)
-        if numbers is None:
-            numbers = _cast(pc.utf8_trim_whitespace(values), target)
-        if numbers is None:
-            numbers, unreadable = cast_each(values, target)
-            if form.kind == "integer" and _some_decimals(values.filter(pa.array(unreadable))):
-                raise TimeFormChanged(kind="decimal", resolution="us")
-        values = numbers
-    if form.kind == "integer":
-        if pa.types.is_floating(values.type):
-            raise TimeFormChanged(kind="decimal", resolution="us")
-        if pa.types.is_uint64(values.type):
-            values = pc.min_element_wise(values, pa.scalar(2**63 - 1, pa.uint64())).cast(pa.int64())
-        return pc.fill_null(values.cast(pa.int64()), 0).to_numpy(zero_copy_only=False), missing, unreadable
-    decimals = pc.fill_null(values.cast(pa.float64(), safe=False), 0.0).to_numpy(zero_copy_only=False)
-    if form.kind == "YYYYMMDD":
-        seconds = _day_seconds(decimals)
-        return np.maximum(seconds, 0), missing, (seconds < 0) & ~missing
-    finite = np.isfinite(decimals)
-    scaled = np.where(finite, decimals, 0.0) * (10**6 / TICKS[form.unit])
-    ticks = np.rint(np.clip(scaled, -9e18, 9e18)).astype(np.int64)
-    return ticks, missing, unreadable | (~finite & ~missing)
-
-
-def _some_decimals(texts: pa.Array) -> bool:
-    return bool(pc.any(pc.match_substring_regex(texts, r"^\s*[-+]?[0-9]*\.[0-9]+\s*$")).as_py())
-
-
-class TimeFormChanged(Exception):
-    """A later block writes its times in another way than the first (decimals instead of integers, finer fractions).
-
-    `changes` are the fields of the form that must be others from the beginning.
-    """
-
-    def __init__(self, **changes: str) -> None:
-        super().__init__(changes)
-        self.changes = changes
-
-
-def _text_ticks(
-    values: pa.Array, form: TimeForm, missing: NDArray[np.bool_]
-) -> tuple[Int64Array, NDArray[np.bool_], NDArray[np.bool_]]:
-    texts = _texts(values)
-    missing = missing | pc.fill_null(pc.equal(pc.utf8_trim_whitespace(texts), ""), True).to_numpy(zero_copy_only=False)
-    parsed = _formatted_ticks(texts, form) if form.kind == "format" else _iso_ticks(texts, form.resolution)
-    unreadable = parsed.is_null().to_numpy(zero_copy_only=False) & ~missing
-    return pc.fill_null(parsed, 0).to_numpy(zero_copy_only=False), missing, unreadable
-
-
-def _iso_ticks(texts: pa.Array, resolution: str) -> pa.Array:
-    """Read ISO texts; null where one is none.
-
-    Arrow reads a block in which all are written alike, and what is written otherwise is left to Python.
-
-    Raises:
-        TimeFormChanged: some have fractions below the resolution.
-    """
-    for zone in (None, "UTC"):
-        parsed = _cast(texts, pa.timestamp(resolution, tz=zone))
-        if parsed is not None:
-            return parsed.view(pa.int64())
-    if resolution == "us" and pc.any(pc.match_substring_regex(texts, _FINER_THAN_MICROSECONDS)).as_py():
-        raise TimeFormChanged(resolution="ns")
-    step = 10**9 // TICKS[resolution]
-    moments = (_iso_nanoseconds(text) for text in texts.to_pylist())
-    ticks = (None if moment is None else max(-(2**63), min(moment // step, 2**63 - 1)) for moment in moments)
-    return pa.array(ticks, pa.int64())
-
-
-def _formatted_ticks(texts: pa.Array, form: TimeForm) -> pa.Array:
-    """Read texts of a format; null where one is not of it, or is no day of the calendar.
-
-    Arrow is fast, but takes 31/02 for 3 March: what it reads counts only where it is written back as the same text.
-    All else is left to Python, once for each distinct text.
-    """
-    assert form.format is not None
-    ticks = pa.nulls(len(texts), pa.int64())
-    if set(re.findall("%(.)", form.format)) <= set("YmdHMS"):
-        moments = pc.strptime(texts, format=form.format, unit="s", error_is_null=True)
-        same = pc.equal(pc.strftime(moments, format=form.format).cast(pa.large_string()), texts)
-        ticks = pc.if_else(same, moments.view(pa.int64()), ticks)
-    rest = pc.and_(ticks.is_null(), texts.is_valid())
-    if not pc.any(rest).as_py():
-        return ticks
-    distinct = pc.dictionary_encode(texts.filter(rest))
-    read = [_python_ticks(text, form.format, form.ticks_per_second) for text in distinct.dictionary.to_pylist()]
-    return pc.replace_with_mask(ticks, rest, pa.array(read, pa.int64()).take(distinct.indices))
-
-
-def _python_ticks(text: str, format: str, ticks_per_second: int) -> int | None:
-    if any(char.isdigit() and not char.isascii() for char in text):  # Python would read digits of any script
-        return None
-    try:
-        moment = datetime.datetime.strptime(text, format)
-    except ValueError:
-        return None
-    return _microseconds(moment) * ticks_per_second // 10**6
-
-
-_FINER_THAN_MICROSECONDS = r":[0-9]{2}[.,][0-9]{7}"
+_SECONDS = re.compile(r"[0-9]{1,18}(\.[0-9]*)?")
 _ISO = re.compile(
     r"(?P<date>[0-9]{4}-[0-9]{2}-[0-9]{2}|[0-9]{8})"
     r"(?:[T ](?P<time>[0-9]{2}(?::[0-9]{2}(?::[0-9]{2})?)?|[0-9]{4}(?:[0-9]{2})?)(?:[.,](?P<fraction>[0-9]+))?"
@@ -372,12 +20,24 @@ _ISO = re.compile(
 )
 
 
-def _iso_nanoseconds(text: str | None) -> int | None:
-    """Read one ISO 8601 date or time, UTC where it names no zone; digits beyond nanoseconds are cut off.
+def parse_time(text: str) -> int | None:
+    """Read a time as whole seconds since 1970; None where the text is none.
 
-    datetime.fromisoformat would read more in Python 3.11 than in 3.10.
+    It is a number of seconds, or an ISO 8601 date or time, UTC unless it names a zone.
     """
-    match = None if text is None else _ISO.fullmatch(text.strip())
+    text = text.strip()
+    if _SECONDS.fullmatch(text):
+        return int(text.partition(".")[0])
+    nanoseconds = iso_nanoseconds(text)
+    return None if nanoseconds is None else nanoseconds // 10**9
+
+
+def iso_nanoseconds(text: str) -> int | None:
+    """Read an ISO 8601 date or time, UTC unless it names a zone; digits below nanoseconds are cut off.
+
+    `datetime.fromisoformat` reads more in Python 3.11 than in 3.10, so it is not used.
+    """
+    match = _ISO.fullmatch(text.strip())
     if match is None:
         return None
     day, clock, fraction = match["date"].replace("-", ""), (match["time"] or "").replace(":", ""), match["fraction"]
@@ -390,57 +50,14 @@ def _iso_nanoseconds(text: str | None) -> int | None:
         begin = begin.replace(hour=int(clock[:2] or 0), minute=int(clock[2:4] or 0), second=int(clock[4:] or 0))
     except ValueError:
         return None
-    seconds = (begin - _EPOCH) // datetime.timedelta(seconds=1) - (-offset if zone.startswith("-") else offset)
+    seconds = (begin - EPOCH) // datetime.timedelta(seconds=1) - (-offset if zone.startswith("-") else offset)
     return seconds * 10**9 + int((fraction or "")[:9].ljust(9, "0"))
 
 
-def _microseconds(moment: datetime.datetime) -> int:
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=datetime.timezone.utc)
-    return (moment - _EPOCH) // datetime.timedelta(microseconds=1)
-
-
-def cast_each(texts: pa.Array, target: pa.DataType) -> tuple[pa.Array, NDArray[np.bool_]]:
-    """Cast row by row after the whole cast failed; return the values and which of them are unreadable (null)."""
-    read = int if pa.types.is_integer(target) else float
-    values: list[Any] = []
-    for text in texts.to_pylist():
-        try:
-            value = None if text is None or not _NUMBER.match(text) else read(text)
-        except ValueError:
-            value = None
-        if isinstance(value, int):
-            value = max(-(2**63), min(value, 2**63 - 1))  # a time that large is refused by its year
-        values.append(value)
-    array = pa.array(values, target)
-    return array, array.is_null().to_numpy(zero_copy_only=False)
-
-
-_NUMBER = re.compile(r"^\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*$|^\s*[-+]?(nan|inf|infinity)\s*$", re.I | re.A)
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(
-        pa.types.is_string(kind)
-        or pa.types.is_large_string(kind)
-        or pa.types.is_string_view(kind)
-        or pa.types.is_dictionary(kind)
-    )
-
-
-def _texts(values: pa.Array) -> pa.Array:
-    return values.cast(pa.large_string())
-
-
-def _drop_empty(texts: pa.Array) -> pa.Array:
-    return texts.filter(pc.fill_null(pc.not_equal(pc.utf8_trim_whitespace(texts), ""), False))
-
-
-def _cast(values: pa.Array, target: pa.DataType) -> pa.Array | None:
-    """Cast all values, or return None where one cannot be; Arrow alone would read 0x10 as 16."""
-    if _is_text(values.type) and pc.any(pc.match_substring(values, "0x", ignore_case=True)).as_py():
-        return None
+def iso_time(seconds: int) -> str:
+    """Write seconds since 1970 as a date, with the time of day where it is not midnight (UTC)."""
     try:
-        return values.cast(target)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-        return None
+        moment = datetime.datetime.fromtimestamp(seconds, datetime.timezone.utc)
+    except (ValueError, OverflowError, OSError):
+        return f"{seconds} s"
+    return moment.strftime("%Y-%m-%d" if seconds % 86400 == 0 else "%Y-%m-%dT%H:%M:%SZ")

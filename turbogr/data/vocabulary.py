@@ -1,9 +1,8 @@
 """Vocabulary: the raw id of every row and the row of every raw id, memory-mapped both ways.
 
 Raw ids are 64-bit integers or strings. Rows are numbered in ascending order of the raw id (strings: by their UTF-8
-bytes), so the table of ids is its own index and looking an id up is a binary search on the file. A vocabulary that
-was extended keeps its old rows and appends the new ones, each part sorted; it then has an `order` column, the
-permutation that sorts it.
+bytes), so an id is looked up by binary search in the file. A vocabulary that was extended keeps its old rows and
+appends the new ones, each part sorted; it then has an `order` column, the permutation that sorts it.
 """
 
 from __future__ import annotations
@@ -71,8 +70,8 @@ class Vocabulary:
     def encode(self, raw_ids: Sequence[Any] | NDArray[Any] | pa.Array) -> Int64Array:
         """Return the int64 row of every raw id, -1 where it is unknown.
 
-        Numbers may be looked up by their text and text that looks like a number by the number, as ids often pass
-        through CSV files.
+        A number may be looked up by its text, and text that looks like a number by the number: ids from CSV files have
+        often changed their type.
         """
         if self.is_text:
             return self._encode_text(_as_text(raw_ids))
@@ -133,10 +132,10 @@ def _as_integers(raw_ids: Any) -> tuple[Int64Array, NDArray[np.bool_]]:
         return raw_ids.astype(np.int64), np.ones(len(raw_ids), bool)
     numbers = np.zeros(len(raw_ids), np.int64)
     valid = np.zeros(len(raw_ids), bool)
-    for place, raw in enumerate(raw_ids.tolist()):
+    for index, raw in enumerate(raw_ids.tolist()):
         number = _integer(raw)
         if number is not None:
-            numbers[place], valid[place] = number, True
+            numbers[index], valid[index] = number, True
     return numbers, valid
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from turbogr.config import ModelConfig
-from turbogr.layers.block import Block
+from turbogr.layers.block import Block, PublicNames
 from turbogr.layers.positions import spread_positions
 from turbogr.layers.tokens import Tokens
 from turbogr.ops import (
@@ -25,9 +25,12 @@ from turbogr.ops import (
     gated_mlp,
     norm_linear_pieces,
 )
+from turbogr.plugins import register
 
 _EPS = 1e-6
 _START_DECAY = (0.02, 0.25, 0.8)  # a, β, γ: near a flat average; a as large as the other tables' entries
+
+_NO_BUCKETS = {"num_time_buckets": "table of time buckets"}
 
 
 class FuXiBlock(Block):
@@ -41,8 +44,8 @@ class FuXiBlock(Block):
     by_content: ClassVar[bool] = True
     by_decay: ClassVar[bool] = False
 
-    def __init__(self, config: ModelConfig, site: int) -> None:
-        super().__init__(config, site)
+    def __init__(self, config: ModelConfig, site: int, options: None = None) -> None:
+        super().__init__(config, site, options)
         h = self.num_heads
         self.num_channels = 3 if self.by_content else 2
         qk_width = h * self.qk_dim if self.by_content else 0
@@ -68,6 +71,10 @@ class FuXiBlock(Block):
             nn.init.xavier_uniform_(parameter, generator=generator)
         nn.init.zeros_(self.out_bias)
 
+    def products_per_pair(self) -> int:
+        content = self.qk_dim if self.by_content else 0
+        return self.num_heads * (content + self.num_channels * self.v_dim)
+
     def forward(self, x_td: Tensor, tokens: Tokens) -> Tensor:
         u, v, q, k = norm_linear_pieces(x_td, self.uvqk, widths=self.widths, norm="rms", activation="silu", eps=_EPS)
         attended = fuxi_attention(
@@ -77,6 +84,7 @@ class FuXiBlock(Block):
             tokens.offsets,
             self._bias(tokens),
             max_len=self.max_len,
+            visible=tokens.visible,
         )
         mixed = gated_linear(
             attended.flatten(1),
@@ -107,19 +115,41 @@ class FuXiBlock(Block):
         return RelativeBias(tokens.next_times, tokens.times, position_weight, self.time_weight)
 
 
+@register("block", "fuxi-alpha")
 class FuXiAlphaBlock(FuXiBlock):
     """Bucketed times; position, time and content channels."""
 
+    title = "FuXi-alpha"
+    public_names = PublicNames(
+        "_fuxi._attention_layers.",
+        {
+            "uvqk": "_uvqk",
+            "position_weight": "_rel_attn_bias._pos_w",
+            "time_weight": "_rel_attn_bias._ts_w",
+            "out_weight": "_mffn.lin0.weight",
+            "out_bias": "_mffn.lin0.bias",
+            "ffn_gate": "_mffn.lin1.weight",
+            "ffn_down": "_mffn.lin2.weight",
+            "ffn_up": "_mffn.lin3.weight",
+        },
+    )
 
+
+@register("block", "fuxi-gamma")
 class FuXiGammaBlock(FuXiBlock):
     """Times by a learned decay a · γ^(x^β); position, time and content channels."""
 
+    title = "FuXi-gamma"
+    unused_sizes: ClassVar = _NO_BUCKETS
     by_decay = True
 
 
+@register("block", "fuxi-beta")
 class FuXiBetaBlock(FuXiBlock):
     """Times by a learned decay; position and time channels only, so that attention needs no q and k."""
 
+    title = "FuXi-beta"
+    unused_sizes: ClassVar = _NO_BUCKETS
     by_content = False
     by_decay = True
 

@@ -8,6 +8,7 @@ Shape legend: T tokens, D model width, h heads, d and e the sizes of a head of q
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -17,20 +18,24 @@ from turbogr.config import ModelConfig
 from turbogr.layers.block import Block
 from turbogr.layers.tokens import Tokens
 from turbogr.ops import keyed_dropout, norm_linear, norm_linear_pieces, softmax_attention
+from turbogr.plugins import register
 
 _EPS = 1e-8
 
 
+@register("block", "sasrec")
 class SASRecBlock(Block):
     """z = norm(n + dropout(W_o · attention(n, x, x))) with n = norm(x), then z + dropout(W_2 · dropout(ReLU(W_1 z))).
 
     Norms have no parameters, every linear map has a bias. Attention weights are not dropped; its output is.
     """
 
+    title = "SASRec"
     num_sites = 3
+    unused_sizes: ClassVar = {"num_time_buckets": "table of time buckets"}
 
-    def __init__(self, config: ModelConfig, site: int) -> None:
-        super().__init__(config, site)
+    def __init__(self, config: ModelConfig, site: int, options: None = None) -> None:
+        super().__init__(config, site, options)
         h, dim, ffn_dim = self.num_heads, self.dim, self.ffn_dim
         self.query_weight = nn.Parameter(torch.empty(dim, h * self.qk_dim))
         self.query_bias = nn.Parameter(torch.empty(h * self.qk_dim))
@@ -54,6 +59,9 @@ class SASRecBlock(Block):
         for parameter in (self.query_bias, self.key_value_bias, self.out_bias, self.ffn_up_bias, self.ffn_down_bias):
             nn.init.zeros_(parameter)
 
+    def products_per_pair(self) -> int:
+        return self.num_heads * (self.qk_dim + self.v_dim)
+
     def forward(self, x_td: Tensor, tokens: Tokens) -> Tensor:
         normed = F.layer_norm(x_td, (self.dim,), eps=_EPS)
         q = _linear(normed, self.query_weight, self.query_bias)
@@ -72,6 +80,7 @@ class SASRecBlock(Block):
             tokens.offsets,
             scale=1.0 / math.sqrt(self.qk_dim),
             max_len=self.max_len,
+            visible=tokens.visible,
         )
         mixed = normed + self._drop(_linear(attended.flatten(1), self.out_weight, self.out_bias), tokens, 0)
         mixed = F.layer_norm(mixed, (self.dim,), eps=_EPS)

@@ -1,5 +1,5 @@
 """Models: dense parameters and what they compute from item vectors."""
 
-from turbogr.models.retrieval import RetrievalModel
+from turbogr.models.retrieval_model import RetrievalModel
 
 __all__ = ["RetrievalModel"]

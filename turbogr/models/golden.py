@@ -20,13 +20,14 @@ from torch import Tensor
 
 from turbogr.config import MAX_TIME_BUCKETS, ModelConfig
 from turbogr.data.batching import Batch
-from turbogr.errors import UserError, nearest
-from turbogr.files import replacing
+from turbogr.errors import UserError, did_you_mean
+from turbogr.files import atomic_file
 from turbogr.jagged import Jagged
 from turbogr.machine import memory_bytes
-from turbogr.models.retrieval import BLOCKS, RetrievalModel
+from turbogr.models.retrieval_model import RetrievalModel
 from turbogr.ops import registry
 from turbogr.ops.sampled_softmax.reference import unit
+from turbogr.plugins import check_name, find
 
 TOLERANCE = 1e-4
 """Largest relative error of a tensor at which two implementations in float32 count as the same."""
@@ -49,25 +50,6 @@ _LAYOUT = "See docs/models/conformance.md for the layout"
 _ITEMS = "_embedding_module._item_emb.weight"
 _POSITIONS = "_input_features_preproc._pos_emb.weight"
 _FFN_NAMES = ("lin2.weight", "ffn_up")  # the parameters whose last dimension is the width of the feed-forward part
-_HSTU = {
-    "uvqk": "_uvqk",
-    "position_weight": "_rel_attn_bias._pos_w",
-    "time_weight": "_rel_attn_bias._ts_w",
-    "out_weight": "_o.weight",
-    "out_bias": "_o.bias",
-}
-_FUXI = {
-    **_HSTU,
-    "out_weight": "_mffn.lin0.weight",
-    "out_bias": "_mffn.lin0.bias",
-    "ffn_gate": "_mffn.lin1.weight",
-    "ffn_down": "_mffn.lin2.weight",
-    "ffn_up": "_mffn.lin3.weight",
-}
-_PUBLIC: dict[str, tuple[str, dict[str, str]]] = {
-    "hstu": ("_hstu._attention_layers.", _HSTU),
-    "fuxi-alpha": ("_fuxi._attention_layers.", _FUXI),
-}
 
 
 @dataclass(frozen=True)
@@ -91,7 +73,7 @@ class Golden:
         """Read and check a golden file.
 
         Raises:
-            UserError: the file cannot be read, lacks a tensor, or holds one of the wrong kind or shape or of a
+            UserError: the file cannot be read, misses a tensor, or holds one of the wrong kind or shape or of a
                 parameter that our model does not have.
         """
         arrays = _load(path)
@@ -195,7 +177,7 @@ def write_golden(
         **{key: np.array(getattr(config, field), np.int64) for key, field in _SCALARS.items()},
         **{key: tensor.numpy() for key, tensor in golden.tensors.items()},
     }
-    with replacing(path) as aside, aside.open("wb") as file:
+    with atomic_file(path) as aside, aside.open("wb") as file:
         np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
 
 
@@ -304,11 +286,11 @@ def _public_name(model: str, name: str) -> tuple[str, bool]:
     """Return a parameter's name in the file and whether it is stored transposed there (as nn.Linear keeps it)."""
     if name == "position":
         return _POSITIONS, False
-    if model not in _PUBLIC:
+    public = find("block", model).factory.public_names
+    if public is None:
         return name, False
-    prefix, names = _PUBLIC[model]
-    _, number, own = name.split(".")
-    return f"{prefix}{number}.{names[own]}", names[own].endswith(".weight")
+    _, number, own = name.split(".", 2)
+    return f"{public.prefix}{number}.{public.names[own]}", public.names[own].endswith(".weight")
 
 
 def _parameters(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...], bool]]:
@@ -353,8 +335,7 @@ def _entry(file: Mapping[str, Any], name: str, path: Path | str) -> NDArray[Any]
 def _config_of(arrays: Mapping[str, NDArray[Any]]) -> ModelConfig:
     """Read the sizes of a file's model; those that it does not name follow from its tensors."""
     name = _model_name(_get(arrays, "model"))
-    if name not in BLOCKS:
-        raise UserError(f"the model '{name}' is not known; choose from {', '.join(BLOCKS)}.{nearest(name, BLOCKS)}")
+    check_name("block", name, "'model'")
     for key in ("num_heads", "max_len", "num_buckets"):
         _get(arrays, key)
     sizes = {field: _size(key, arrays[key]) for key, field in _SCALARS.items() if key in arrays}
@@ -369,7 +350,7 @@ def _config_of(arrays: Mapping[str, NDArray[Any]]) -> ModelConfig:
             raise UserError(f"'{key}' has shape {arrays[key].shape}, its last size may be at most {_LARGEST_SIZE:,}")
     dim = output.shape[-1]
     config = ModelConfig(
-        name=name,  # type: ignore[arg-type]
+        name=name,
         dim=dim,
         num_blocks=_num_blocks(name, arrays),
         ffn_multiplier=next(iter(widths.values()), dim) / dim,
@@ -400,7 +381,8 @@ def _size(key: str, array: NDArray[Any]) -> int:
 
 
 def _num_blocks(name: str, arrays: Mapping[str, NDArray[Any]]) -> int:
-    prefix = "param/" + (_PUBLIC[name][0] if name in _PUBLIC else "blocks.")
+    public = find("block", name).factory.public_names
+    prefix = "param/" + ("blocks." if public is None else public.prefix)
     numbers = {key.removeprefix(prefix).partition(".")[0] for key in arrays if key.startswith(prefix)}
     if not numbers:
         raise UserError(f"it holds no parameters of {name}, whose names start with '{prefix}'")
@@ -441,5 +423,5 @@ def _what(array: NDArray[Any]) -> str:
 
 def _get(content: Mapping[str, Any], key: str) -> Any:
     if key not in content:
-        raise UserError(f"'{key}' is missing.{nearest(key, content)} {_LAYOUT}")
+        raise UserError(f"'{key}' is missing.{did_you_mean(key, content)} {_LAYOUT}")
     return content[key]

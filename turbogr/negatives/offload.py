@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from turbogr.negatives.links import Link, Units, link_to
+from turbogr.negatives.host_link import Link, Units, link_to
 from turbogr.negatives.sharing import SharedNegatives
 from turbogr.ops import sampled_softmax, unique_rows
 from turbogr.ops.sampled_softmax import NORM_EPS, Precision, reads_rows_in_place

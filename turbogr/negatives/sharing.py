@@ -1,7 +1,7 @@
 """Sharing negatives between positions: R drawn for each act like k·R.
 
 Positions share within their sequence, so what they see does not depend on how sequences are grouped into batches or
-dealt out to ranks.
+assigned to ranks.
 
 - `group`: consecutive positions form groups of k that draw k·R negatives together and are all scored against them.
 - `positions`: each position draws R, and takes (k - 1)·R more from those of its sequence's other positions, each

@@ -1,8 +1,8 @@
 """Checks that operators share.
 
 An operator checks shapes and types before it chooses a backend. Values (offsets, indices) are checked by the backends
-themselves, where they are real also in a graph that torch.compile has made; on the CPU only: a look at a device tensor
-would stall its queue, and batches are checked before they move.
+themselves, because only they see real values in a graph that torch.compile has made. That is done on the CPU only:
+reading a device tensor would wait for all its pending work, and batches are checked before they are copied there.
 """
 
 from __future__ import annotations
@@ -53,15 +53,15 @@ def check_keys(keys: Tensor | None, num_rows: int) -> None:
 
 
 def check_offsets(offsets: Tensor, num_values: int, max_len: int | None = None, *, filled: bool = False) -> None:
-    """Require offsets [B + 1] int64 that run from 0 to `num_values`, never decrease, and keep rows within `max_len`.
+    """Require offsets [B + 1] int64 that run from 0 to `num_values`, never decrease, and are at most `max_len` apart.
 
-    With `filled`, rows must not be empty either.
+    With `filled`, no sequence may be empty.
     """
     if offsets.dtype != torch.int64 or offsets.dim() != 1 or offsets.numel() == 0:
         raise ValueError(
             f"offsets must be a non-empty int64 vector, got {offsets.dtype} of shape {tuple(offsets.shape)}"
         )
-    if not _readable(offsets):
+    if not is_readable(offsets):
         return
     if offsets[0] != 0 or offsets[-1] != num_values:
         raise ValueError(
@@ -72,10 +72,10 @@ def check_offsets(offsets: Tensor, num_values: int, max_len: int | None = None, 
         if lengths.min() < 0:
             at = int((lengths < 0).nonzero()[0])
             raise ValueError(
-                f"offsets must not decrease, got {int(offsets[at])} then {int(offsets[at + 1])} at place {at}"
+                f"offsets must not decrease, got {int(offsets[at])} then {int(offsets[at + 1])} at position {at}"
             )
         if filled and lengths.min() < 1:
-            raise ValueError(f"offsets leave row {int(lengths.argmin())} empty; each must hold at least one value")
+            raise ValueError(f"offsets leave sequence {int(lengths.argmin())} empty; each must hold at least one value")
         if max_len is not None and lengths.max() > max_len:
             raise ValueError(f"a sequence of {int(lengths.max())} is longer than max_len {max_len}")
 
@@ -84,7 +84,7 @@ def check_index(name: str, index: Tensor, bound: int) -> None:
     """Require an integer tensor with values in [0, bound)."""
     if index.dtype not in (torch.int64, torch.int32):
         raise ValueError(f"{name} must be int64 or int32, got {index.dtype}")
-    if not _readable(index) or index.numel() == 0:
+    if not is_readable(index) or index.numel() == 0:
         return
     low, high = torch.aminmax(index)
     if low < 0 or high >= bound:
@@ -93,7 +93,8 @@ def check_index(name: str, index: Tensor, bound: int) -> None:
         raise ValueError(f"{name} holds {wrong} at {place}, outside 0 to {bound - 1}")
 
 
-def _readable(tensor: Tensor) -> bool:
+def is_readable(tensor: Tensor) -> bool:
+    """Whether a check may look at the tensor's values: it is on the CPU and not traced by torch.compile."""
     if tensor.device.type != "cpu" or torch.compiler.is_compiling():
         return False
     return not isinstance(tensor, FakeTensor) and not torch._is_functional_tensor(tensor)

@@ -1,6 +1,6 @@
 """The compiled kernels: a shared library without Python or PyTorch inside, called through ctypes.
 
-The library holds each kernel once per instruction set, told apart by a suffix; `isa()` is the one in use, chosen from
+The library has each kernel once per instruction set, distinguished by a suffix; `isa()` is the one in use, chosen from
 what the processor can run or by the environment variable TURBOGR_ISA. Its threads are those of PyTorch's pool, so
 `torch.set_num_threads` is obeyed.
 
@@ -14,17 +14,19 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from turbogr.errors import UserError
-from turbogr.ops import registry
+from turbogr.ops.registry import Backend
+from turbogr.random import dropout_threshold
 
 INSTRUCTION_SETS = ("avx512", "avx2", "generic")
 
-_LIBRARY = torch.library.Library("turbogr", "DEF")
+DROPOUT = "uint64 seed; int64 threshold; float dropout_scale"
+"""The arguments of a kernel that `dropout_arguments` returns."""
 
 # Another build of the library, e.g. one for the sanitizers.
 _PATH = Path(os.environ.get("TURBOGR_KERNELS") or Path(__file__).with_name("_kernels.so"))
@@ -33,7 +35,7 @@ _NOT_BUILT = (
     "install a C++ compiler and install turbogr again"
 )
 _HUGE_PAGE = 2**21
-_TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "u": ctypes.c_uint64, "f": ctypes.c_float}
+_NUMBERS = {"int64": ctypes.c_int64, "uint64": ctypes.c_uint64, "float": ctypes.c_float}
 
 
 class _State:
@@ -43,15 +45,6 @@ class _State:
 
 _state = _State()
 _state.kernels = []
-
-
-def why_not(device: torch.device, dtype: torch.dtype) -> str | None:
-    """None when the kernels serve this device and type, else the reason."""
-    if device.type != "cpu":
-        return "it runs on the CPU only"
-    if _problem is not None:
-        return _problem
-    return None if dtype == torch.float32 else registry.MISSING_DTYPE
 
 
 def isa() -> str:
@@ -86,10 +79,10 @@ def set_isa(name: str) -> None:
 def keep_freed_memory() -> bool:
     """Make the C library keep freed memory for the next tensors of this process instead of giving it back.
 
-    A training step allocates and frees the same large tensors over and over. Given back, each comes again as fresh
-    pages that the system must clear, which costs several times what writing to them costs. Returns False where the C
-    library has no such switch; the process then works as before. Threads get their memory from the same place: a place
-    of their own would be given back. Call it once, before training; memory stays at its peak.
+    A training step allocates and frees the same large tensors over and over. If freed memory goes back to the system,
+    every allocation gets fresh pages, and clearing them costs several times as much as writing to them. All threads
+    then share one heap, because the heaps of single threads would go back. Call it once, before training; memory stays
+    at its peak. Returns False if the C library has no such setting; nothing changes then.
     """
     if not sys.platform.startswith("linux"):
         return False
@@ -104,8 +97,8 @@ def keep_freed_memory() -> bool:
 def prefer_huge_pages(tensor: Tensor) -> bool:
     """Ask the system to back a large tensor with huge pages; call it before the tensor is first written to.
 
-    Rows of a table are read here and there, and with small pages most of the wait is for their addresses. Returns
-    False where nothing was asked: another device or system, a small tensor, or huge pages turned off.
+    Rows of a table are read in random order, and with small pages most of that time is address translation. Returns
+    False if nothing was changed: another device or system, a small tensor, or huge pages turned off.
     """
     if tensor.device.type != "cpu" or not sys.platform.startswith("linux"):
         return False
@@ -118,17 +111,27 @@ def prefer_huge_pages(tensor: Tensor) -> bool:
     return bool(madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), advice) == 0)
 
 
+class Argument(NamedTuple):
+    """An argument of a kernel: its C++ type without `const` and `_t`, and its name."""
+
+    type: str
+    name: str
+
+
 class Kernel:
     """One exported function, found at its first call.
 
-    `signature` has one letter per argument: p a pointer (an address, a tensor's `data_ptr()`, or None), i int64,
-    u uint64, f float. `variant` names another build of the same source.
+    `arguments` are those of its C++ definition, as C declares variables, without `const` and `_t`:
+    "float *x, *out; int64 width; float eps". A call passes them by position: for a pointer an address, a tensor's
+    `data_ptr()` or None. tests/ops/test_prototypes.py compares them with the C++ source. `variant` names another build
+    of the same source.
     """
 
-    def __init__(self, name: str, signature: str, *, variant: str | None = None) -> None:
+    def __init__(self, name: str, arguments: str, *, variant: str | None = None) -> None:
         self.name = name
+        self.arguments = parse_arguments(arguments)
         self._suffix = f"_{variant}" if variant else ""
-        self._types = [_TYPES[letter] for letter in signature]
+        self._types = [_NUMBERS.get(argument.type, ctypes.c_void_p) for argument in self.arguments]
         self._function: Callable[..., int] | None = None
         _state.kernels.append(self)
 
@@ -136,7 +139,7 @@ class Kernel:
         self._function = None
 
     def __call__(self, *args: Any) -> None:
-        """Run; raises MemoryError when the kernel could not get its working memory."""
+        """Run; raises MemoryError if there is no memory for the kernel's buffers."""
         function = self._function
         if function is None:
             function = getattr(_require_library(), f"{self.name}_{isa()}{self._suffix}")
@@ -147,21 +150,29 @@ class Kernel:
             raise MemoryError(f"no memory for the working buffers of the kernel {self.name}")
 
 
-def define(
-    schema: str,
-    function: Callable[..., Any],
-    fake: Callable[..., Any],
-    *,
-    backward: Callable[..., Any] | None = None,
-    setup_context: Callable[..., None] | None = None,
-) -> None:
-    """Make `torch.ops.turbogr.<name of the schema>`: its CPU function, its shapes for torch.compile, its gradient."""
-    name = schema.partition("(")[0]
-    _LIBRARY.define(schema)
-    _LIBRARY.impl(name, function, "CPU")
-    torch.library.register_fake(f"turbogr::{name}", fake, lib=_LIBRARY)
-    if backward is not None:
-        torch.library.register_autograd(f"turbogr::{name}", backward, setup_context=setup_context, lib=_LIBRARY)
+def kernels() -> list[Kernel]:
+    """Every kernel that the imported modules have declared."""
+    return list(_state.kernels)
+
+
+def parse_arguments(text: str) -> list[Argument]:
+    """Read "float *x, **parts; int64 width": arguments separated by commas, groups of one type by semicolons.
+
+    Raises:
+        ValueError: a group without a type or a name.
+    """
+    found = []
+    for group in text.split(";"):
+        base, _, names = group.strip().partition(" ")
+        for declared in names.split(","):
+            name = declared.strip().lstrip("*")
+            if not name.isidentifier():
+                raise ValueError(f"'{group.strip()}' is not a type followed by names")
+            stars = declared.count("*")
+            if not stars and base not in _NUMBERS:
+                raise ValueError(f"{name} is {base}; a kernel takes pointers and {', '.join(_NUMBERS)}")
+            found.append(Argument(base + "*" * stars, name))
+    return found
 
 
 def pointer(tensor: Tensor | None) -> int | None:
@@ -179,8 +190,13 @@ def int64s(numbers: Sequence[int]) -> ctypes.Array[ctypes.c_int64]:
     return (ctypes.c_int64 * len(numbers))(*numbers)
 
 
+def dropout_arguments(rate: float, seed: int) -> tuple[int, int, float]:
+    """Seed, threshold below which a random word drops an element, and scale of the elements that are kept."""
+    return seed, dropout_threshold(rate), 1 / (1 - rate)
+
+
 def packed_heads(x: Tensor) -> Tensor:
-    """The tensor [T, h, d] itself when each token's heads lie together, else a copy in which they do."""
+    """The tensor [T, h, d] itself if each token's heads are contiguous, else a copy in which they are."""
     return x if x.stride()[1:] == (x.shape[2], 1) else x.contiguous()
 
 
@@ -190,7 +206,7 @@ def int64(index: Tensor) -> Tensor:
 
 
 def int32(index: Tensor) -> Tensor:
-    """The same for kernels that read int32: places in a working set, which never has 2^31 rows."""
+    """The same for kernels that read int32: positions in a working set, which never has 2^31 rows."""
     return index.to(torch.int32).contiguous()
 
 
@@ -209,7 +225,7 @@ def _load() -> tuple[ctypes.CDLL | None, str | None]:
 
 
 def _torch_function(name: str) -> int | None:
-    """Address of a function of PyTorch's stable C interface; None where missing, and kernels run on one thread."""
+    """Address of a function of PyTorch's stable C interface. None if it is missing; kernels then run on one thread."""
     suffix = {"darwin": "dylib"}.get(sys.platform, "so")
     path = Path(torch.__file__).parent / "lib" / f"libtorch_cpu.{suffix}"
     try:
@@ -242,3 +258,5 @@ def _require_library() -> ctypes.CDLL:
 
 # Loaded with the module, so that choosing a backend stays simple enough for torch.compile to trace.
 _library, _problem = _load()
+BACKEND = Backend("cpu", devices=("cpu",), dtypes=(torch.float32,), problem=_problem)
+"""The `BACKEND` of a module with functions on these kernels."""

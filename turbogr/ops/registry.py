@@ -1,78 +1,205 @@
-"""Which backend serves an operator: decided once per (operator, device, dtype), visible, overridable.
+"""Which backend computes an operator: decided once per (operator, device, dtype), visible, overridable.
 
 An operator is a function with a contract (its package's `__init__`) and one or more backends. `reference` is the
-definition in plain PyTorch and serves every device and floating type. A compiled backend declares what it serves and,
-when it cannot, why. `auto` takes the first backend in `PREFERENCE` that can; an explicit choice that cannot be met
-raises.
+definition in plain PyTorch and serves every device and floating type. Another backend declares what it serves
+(`Backend`) and, when it cannot, why.
+
+The backends of a built-in operator are found in its folder: every module there that has a `BACKEND` and a function
+with the operator's name. A new backend is a new file. `plugin_operators` adds those of plug-ins.
+
+`auto` takes the first backend that can serve: those for particular devices in the order of registration, then those
+for any device, then the reference. A backend that is chosen by name serves the operators that it is written for, or
+raises; the others are served as with `auto`.
 """
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from turbogr.errors import UserError, nearest
-
-PREFERENCE = ("cpu", "reference")
-CHOICES = ("auto", *PREFERENCE)
-
-MISSING_DTYPE = "it computes in float32 only"
+from turbogr.errors import UserError, did_you_mean
 
 
 @dataclass(frozen=True)
 class Backend:
-    """One implementation of an operator.
+    """What a backend serves.
 
-    `why_not(device, dtype)` returns None when the backend serves that device and type, else the reason.
+    `devices` are types of torch devices ("cpu", "cuda"), `dtypes` floating types; empty means all. `problem` is why it
+    cannot run on this machine, None if it can.
     """
 
     name: str
+    devices: tuple[str, ...] = ()
+    dtypes: tuple[torch.dtype, ...] = ()
+    problem: str | None = None
+
+    def why_not(self, device: torch.device, dtype: torch.dtype) -> str | None:
+        """None if the backend serves this device and type, else the reason."""
+        if self.devices and device.type not in self.devices:
+            return f"it runs on {', '.join(self.devices)} only"
+        if self.problem is not None:
+            return self.problem
+        if self.dtypes and dtype not in self.dtypes:
+            return f"it computes in {', '.join(map(dtype_name, self.dtypes))} only"
+        return None
+
+
+REFERENCE = Backend("reference")
+"""The `BACKEND` of a module with definitions in plain PyTorch."""
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """The function of a backend for one operator; `auto` does not choose it if it is `only_by_name`."""
+
+    backend: Backend
     function: Callable[..., Any]
-    why_not: Callable[[torch.device, torch.dtype], str | None]
+    only_by_name: bool = False
 
 
-_backends: dict[str, dict[str, Backend]] = {}
-_chosen: dict[tuple[str, str, torch.dtype], Backend] = {}
+@dataclass(frozen=True)
+class Operator:
+    """A registered operator, callable without a contract: the first tensor decides which backend computes it."""
+
+    name: str
+
+    def __call__(self, *args: Any) -> Any:
+        tensors = [arg for arg in args if isinstance(arg, Tensor)]
+        if not tensors:
+            raise TypeError(f"operator '{self.name}' needs a tensor among its positional arguments")
+        floating = [tensor.dtype for tensor in tensors if tensor.is_floating_point()]
+        return choose(self.name, tensors[0].device, floating[0] if floating else torch.float32)(*args)
+
+
+_operators: dict[str, list[Implementation]] = {}  # each in the order of preference
+_chosen: dict[tuple[str, str, torch.dtype], Implementation] = {}
 _choice = "auto"
-_told: set[str] = set()
+_warned: set[str] = set()
 
 
-def register(operator: str, backend: Backend) -> None:
-    """Add a backend to an operator; a second registration of the same name replaces the first."""
-    _backends.setdefault(operator, {})[backend.name] = backend
+def register_operator(
+    name: str, *, package: str | None = None, reference: Callable[..., Any] | None = None
+) -> Operator:
+    """Make an operator known, with the backends in a package's folder, or with a function as its reference.
+
+    Registering a name again replaces its reference and keeps the other backends.
+
+    Raises:
+        TypeError: the operator has no reference.
+    """
+    _operators.setdefault(name, [])
+    if package is not None:
+        for backend, function in _find_in_folder(package, name):
+            register_backend(name, backend, function)
+    if reference is not None:
+        register_backend(name, REFERENCE, reference)
+    if not any(found.backend.name == REFERENCE.name for found in _operators[name]):
+        del _operators[name]
+        raise TypeError(f"operator '{name}' has no reference; give the function that defines it")
+    return Operator(name)
+
+
+def register_backend(
+    operator: str, backend: Backend, function: Callable[..., Any], *, only_by_name: bool = False
+) -> None:
+    """Add a backend to an operator; a second one of the same name replaces the first.
+
+    The function takes the same positional arguments as the operator's reference. With `only_by_name` it is used when
+    the backend is chosen by name, not by `auto`.
+
+    Raises:
+        UserError: there is no such operator.
+    """
+    find_operator(operator)
+    kept = [found for found in _operators[operator] if found.backend.name != backend.name]
+    _operators[operator] = sorted([*kept, Implementation(backend, function, only_by_name)], key=_preference)
     _chosen.clear()
 
 
-def register_reference(operator: str, function: Callable[..., Any]) -> None:
-    """Add the definition of an operator, which serves everything."""
-    register(operator, Backend("reference", function, lambda device, dtype: None))
+def _preference(implementation: Implementation) -> tuple[bool, bool]:
+    backend = implementation.backend
+    return backend.name == REFERENCE.name, not backend.devices
+
+
+def _find_in_folder(package: str, operator: str) -> Iterator[tuple[Backend, Callable[..., Any]]]:
+    """The backends of an operator that modules of its package have.
+
+    A module that needs a library which is not installed is a backend with that problem, named after the file.
+    """
+    for info in pkgutil.iter_modules(sys.modules[package].__path__):
+        try:
+            module = importlib.import_module(f"{package}.{info.name}")
+        except ModuleNotFoundError as error:
+            if (error.name or "").partition(".")[0] == package.partition(".")[0]:
+                raise
+            yield Backend(info.name.partition("_")[0], problem=f"it cannot be imported: {error}"), _unavailable
+            continue
+        backend, function = getattr(module, "BACKEND", None), getattr(module, operator, None)
+        if isinstance(backend, Backend) and callable(function) and not isinstance(function, ModuleType):
+            yield backend, function
+
+
+def _unavailable(*args: Any) -> Any:
+    raise AssertionError("a backend with a problem is never chosen")
+
+
+def find_operator(name: str) -> Operator:
+    """Return a registered operator.
+
+    Raises:
+        UserError: there is none of that name.
+    """
+    if name not in _operators:
+        raise UserError(f"there is no operator '{name}'.{did_you_mean(name, _operators)}")
+    return Operator(name)
+
+
+def operators() -> dict[str, tuple[Implementation, ...]]:
+    """Every operator with its backends in the order of preference."""
+    return {name: tuple(found) for name, found in _operators.items()}
+
+
+def backends() -> list[Backend]:
+    """Every backend that some operator has, in the order of preference; one that cannot run has its problem."""
+    found: dict[str, Backend] = {}
+    for implementations in _operators.values():
+        for implementation in implementations:
+            backend = implementation.backend
+            if backend.name not in found or (found[backend.name].problem is None and backend.problem is not None):
+                found[backend.name] = backend
+    return sorted(found.values(), key=lambda backend: backend.name == REFERENCE.name)
+
+
+def choices() -> list[str]:
+    """What `set_backend` accepts: auto, and the names of all backends."""
+    return ["auto", *(backend.name for backend in backends())]
 
 
 def set_backend(name: str) -> None:
-    """Choose the backend of every operator: auto, cpu or reference.
+    """Choose the backend of every operator by name, or `auto`.
 
     Raises:
         UserError: an unknown name, or a backend that this machine cannot run; the reason is in the message.
     """
     global _choice
-    if name not in CHOICES:
-        raise UserError(f"unknown backend '{name}'; choose from {', '.join(CHOICES)}.{nearest(name, CHOICES)}")
-    previous, _choice = _choice, name
+    known = choices()
+    if name not in known:
+        raise UserError(f"unknown backend '{name}'; choose from {', '.join(known)}.{did_you_mean(name, known)}")
+    for backend in backends():
+        if backend.name == name and backend.problem is not None:
+            raise UserError(f"backend '{name}' cannot run on this machine: {backend.problem}")
+    _choice = name
     _chosen.clear()
-    if name in ("auto", "reference"):
-        return
-    try:
-        for operator in _backends:
-            choose(operator, torch.device(name), torch.float32)
-    except UserError:
-        _choice = previous
-        _chosen.clear()
-        raise
 
 
 @contextmanager
@@ -95,36 +222,33 @@ def choose(operator: str, device: torch.device, dtype: torch.dtype) -> Callable[
     return found.function
 
 
-def _decide(operator: str, device: torch.device, dtype: torch.dtype) -> Backend:
-    available = _backends[operator]
-    if _choice != "auto":
-        chosen = available.get(_choice)
-        if chosen is None:
-            raise UserError(f"operator '{operator}' has no '{_choice}' backend; use backend auto or reference")
-        reason = chosen.why_not(device, dtype)
-        if reason is not None:
-            raise UserError(f"backend '{_choice}' cannot serve '{operator}' on {device.type} in {dtype}: {reason}")
-        return chosen
-    for name in PREFERENCE:
-        if name not in available:
-            continue
-        reason = available[name].why_not(device, dtype)
-        if reason is None:
-            return available[name]
-        if reason != MISSING_DTYPE and device.type == name:
-            _tell_once(reason)
+def _decide(operator: str, device: torch.device, dtype: torch.dtype) -> Implementation:
+    for implementation in _operators[operator]:
+        if implementation.backend.name == _choice:
+            reason = implementation.backend.why_not(device, dtype)
+            if reason is not None:
+                raise UserError(f"backend '{_choice}' cannot serve '{operator}' on {device.type} in {dtype}: {reason}")
+            return implementation
+    for implementation in _operators[operator]:
+        if not implementation.only_by_name and implementation.backend.why_not(device, dtype) is None:
+            if implementation.backend.name == REFERENCE.name:
+                _warn_of_problems(operator, device)
+            return implementation
     raise AssertionError(f"operator '{operator}' has no reference backend")
 
 
-def _tell_once(reason: str) -> None:
-    if reason not in _told:
-        _told.add(reason)
-        warnings.warn(f"running on the slower reference operators: {reason}", stacklevel=4)
+def _warn_of_problems(operator: str, device: torch.device) -> None:
+    """Say once why the reference computes what a backend for this device would compute faster."""
+    for implementation in _operators[operator]:
+        problem, devices = implementation.backend.problem, implementation.backend.devices
+        if problem is not None and device.type in devices and problem not in _warned:
+            _warned.add(problem)
+            warnings.warn(f"running on the slower reference operators: {problem}", stacklevel=5)
 
 
 @dataclass(frozen=True)
 class Service:
-    """Who serves an operator on a device, and why every preferred backend was passed over."""
+    """Which backend serves an operator on a device, and why not one that comes before it."""
 
     operator: str
     backend: str
@@ -133,16 +257,24 @@ class Service:
 
 def services(device: torch.device, dtype: torch.dtype = torch.float32) -> list[Service]:
     """List which backend serves each operator on a device, with the reason, for `turbogr doctor` and run records."""
-    rows = []
-    for operator in sorted(_backends):
-        passed_over = []
-        if _choice == "auto":
-            for name in PREFERENCE:
-                reason = _backends[operator][name].why_not(device, dtype) if name in _backends[operator] else None
-                if name in _backends[operator] and reason is None:
-                    break
-                passed_over.append(f"{name}: {reason or 'not written for this operator'}")
-        chosen = _decide(operator, device, dtype)
-        why = "; ".join(passed_over) or ("chosen by name" if _choice != "auto" else "the fastest that can run here")
-        rows.append(Service(operator, chosen.name, why))
-    return rows
+    return [_service(operator, device, dtype) for operator in sorted(_operators)]
+
+
+def _service(operator: str, device: torch.device, dtype: torch.dtype) -> Service:
+    chosen = _decide(operator, device, dtype).backend.name
+    if chosen == _choice:
+        return Service(operator, chosen, "chosen by name")
+    reasons = []
+    for implementation in _operators[operator]:
+        if implementation.backend.name == chosen:
+            break
+        reason = implementation.backend.why_not(device, dtype) or "used only when it is chosen by name"
+        reasons.append(f"{implementation.backend.name}: {reason}")
+    if _choice != "auto":
+        reasons.append(f"{_choice}: not written for this operator")
+    return Service(operator, chosen, "; ".join(reasons) or "the fastest that can run here")
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The name without `torch.`."""
+    return str(dtype).removeprefix("torch.")

@@ -1,4 +1,4 @@
-"""Several ranks on this machine, started and watched by torch's elastic agent, as `torchrun --standalone` does."""
+"""Start several ranks on this machine with torch's elastic agent, as `torchrun --standalone` does."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from turbogr.errors import UserError
 from turbogr.machine import usable_cores
-from turbogr.parallel.pulse import ENDED_STATUS
-from turbogr.parallel.world import is_one_of_many
+from turbogr.parallel.heartbeat import SILENT_RANK_STATUS
+from turbogr.parallel.world import is_distributed
 
-_LAUNCHED = "TURBOGR_RANKS"
+_RANKS_VARIABLE = "TURBOGR_RANKS"
 _SHUTDOWN_SECONDS = 120  # for the checkpoint that an interrupted run writes
 
 
@@ -31,36 +31,36 @@ def check_ranks(ranks: int) -> None:
     """
     if ranks < 1:
         raise UserError(f"--ranks is {ranks}; give at least 1")
-    if is_one_of_many():
+    if is_distributed():
         raise UserError("this process is already one of several ranks (WORLD_SIZE is set); leave --ranks out")
 
 
 def launched_ranks() -> int | None:
-    """How many ranks `launch` has started this process among; None if it was started otherwise."""
-    ranks = os.environ.get(_LAUNCHED)
+    """Return how many ranks `launch` has started, this one among them; None if `launch` did not start this process."""
+    ranks = os.environ.get(_RANKS_VARIABLE)
     return None if ranks is None else int(ranks)
 
 
 def launch(arguments: Sequence[str], ranks: int) -> int:
-    """Run `turbogr ARGUMENTS` as `ranks` processes and return its exit status; signals are passed on to all ranks.
+    """Run `turbogr ARGUMENTS` as `ranks` processes and return the exit status; signals are passed on to all ranks.
 
-    The cores of this machine are divided among the ranks unless OMP_NUM_THREADS is set. When a rank ends with an error
+    The cores of this machine are divided among the ranks unless OMP_NUM_THREADS is set. When a rank ends with an error,
     the others are stopped.
 
     Raises:
         UserError: a rank was killed; the message names it.
     """
-    # The agent's own account of a failure is for its developers; ours follows from the exception.
+    # The agent's own log of a failure is long and for its developers; we print a sentence from the exception.
     logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
     logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
     settings = {
         "OMP_NUM_THREADS": str(max(1, usable_cores() // ranks)),
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(_SHUTDOWN_SECONDS),
         "TORCH_CPP_LOG_LEVEL": "ERROR",
-        _LAUNCHED: str(ranks),
+        _RANKS_VARIABLE: str(ranks),
     }
     with _environment(settings):
-        config = LaunchConfig(  # which reads the environment
+        config = LaunchConfig(  # reads the environment
             min_nodes=1,
             max_nodes=1,
             nproc_per_node=ranks,
@@ -74,27 +74,28 @@ def launch(arguments: Sequence[str], ranks: int) -> int:
         except SignalException as stopped:
             return 128 + int(stopped.sigval)
         except ChildFailedError as failed:
-            return explain(failed.failures, ranks)
+            return exit_status(failed.failures, ranks)
     return 0
 
 
-def explain(failures: Mapping[int, ProcessFailure], ranks: int) -> int:
+def exit_status(failures: Mapping[int, ProcessFailure], ranks: int) -> int:
     """Return the exit status of a job whose ranks ended with `failures`.
 
     Raises:
-        UserError: a rank was killed by a signal that is not the agent's own.
+        UserError: a rank was killed by a signal that the agent did not send.
     """
-    # A rank that hangs does not hear the agent's SIGTERM, so the agent kills it; the others have told already.
-    if any(failure.exitcode == ENDED_STATUS for failure in failures.values()):
+    # A rank that hangs does not react to the agent's SIGTERM and is then killed by the agent; the ranks that ended
+    # because of it have printed the error already.
+    if any(failure.exitcode == SILENT_RANK_STATUS for failure in failures.values()):
         return 2
-    # Ranks that lost contact end with an error too: a rank that was killed comes first, whenever it was noticed.
+    # Ranks that lost contact end with an error too, perhaps earlier; the rank that was killed is the cause.
     for rank, failure in failures.items():
         if failure.exitcode < 0 and failure.exitcode != -signal.SIGTERM:
             name = signal.Signals(-failure.exitcode).name
             out_of_memory = " (the system does that when memory runs out)" if name == "SIGKILL" else ""
             raise UserError(
-                f"rank {rank} of {ranks} died with {name}{out_of_memory}, and the other ranks were stopped. The run "
-                "continues from its last checkpoint with --resume"
+                f"rank {rank} of {ranks} was killed by {name}{out_of_memory}, and the other ranks were stopped. The "
+                "run continues from its last checkpoint with --resume"
             )
     first = min(failures.values(), key=lambda failure: failure.timestamp)
     return first.exitcode if first.exitcode > 0 else 128 - first.exitcode
@@ -102,7 +103,8 @@ def explain(failures: Mapping[int, ProcessFailure], ranks: int) -> int:
 
 @contextmanager
 def _environment(settings: Mapping[str, str]) -> Iterator[None]:
-    """Set variables for the ranks unless the user has; they are this process's again afterwards."""
+    """Set environment variables for the ranks, except those that the user has set; undo it at the end of the block."""
+
     added = {name: value for name, value in settings.items() if name not in os.environ}
     os.environ.update(added)
     try:

@@ -1,7 +1,7 @@
-"""The mesh of ranks, M groups × I members, and how its size follows from the topology.
+"""The mesh of ranks, M groups × I members, and how its size is chosen.
 
-Every group holds one whole item table, sharded over its members; consecutive ranks form a group, so that on machines of
-I ranks each the exchange of rows never leaves a machine. M = 1 is plain model parallelism, I = 1 a replicated table.
+Every group holds one whole item table, sharded over its members. Consecutive ranks form a group, so with I ranks per
+machine the exchange of rows stays inside a machine. M = 1 is plain model parallelism, I = 1 a replicated table.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from turbogr.errors import UserError
-from turbogr.parallel.sockets import open_sockets, shut
-from turbogr.parallel.world import World, contact, give_up
+from turbogr.parallel.sockets import open_sockets, shut_down
+from turbogr.parallel.world import World, communicating, mark_aborting
 
 _TABLE_SHARE = 0.5
 
 
 class MeshSize(NamedTuple):
-    """M groups × I members, and why."""
+    """M groups × I members, and the reason for this choice."""
 
     groups: int
     members: int
@@ -40,17 +40,17 @@ def choose_mesh(
 ) -> MeshSize:
     """Choose the mesh of `size` ranks, `local_size` of them on each machine.
 
-    `groups` and `members` are the user's wishes; what is left open follows. The members of a group are the ranks of one
-    machine, or of as few machines as hold a table of `table_bytes` (weights and optimiser state) in half of their
-    ranks' `rank_memory` bytes each; 0 means unknown.
+    `groups` and `members` are the config's values; None is chosen here: a group is the ranks of one machine, or of as
+    few machines as can hold a table of `table_bytes` (weights and optimiser state) in half of the memory of their
+    ranks, `rank_memory` bytes each (0: unknown).
 
     Raises:
-        UserError: a wish that does not fit the number of ranks.
+        UserError: `groups` or `members` does not fit the number of ranks.
     """
-    for name, wish in (("groups", groups), ("members", members)):
-        if wish is not None and size % wish:
+    for name, number in (("groups", groups), ("members", members)):
+        if number is not None and size % number:
             raise UserError(
-                f"parallel.{name} is {wish}, which does not divide {size} ranks; choose from {_divisors(size)}"
+                f"parallel.{name} is {number}, which does not divide {size} ranks; choose from {_divisors(size)}"
             )
     if groups is not None and members is not None and groups * members != size:
         raise UserError(
@@ -59,7 +59,7 @@ def choose_mesh(
         )
     if groups is not None or members is not None:
         members = members if members is not None else size // (groups or 1)
-        return MeshSize(size // members, members, "as the config says")
+        return MeshSize(size // members, members, "set in the config")
     if size % local_size:
         return MeshSize(1, size, f"{size} ranks do not divide into machines of {local_size}, so all share one table")
     if size == local_size:
@@ -82,11 +82,11 @@ def _divisors(number: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Mesh:
-    """This rank's place in the mesh: member `member` of group `group`; rank = group · members + member.
+    """The mesh as seen by this rank: member `member` of group `group`; rank = group · members + member.
 
-    `member_ranks` is the process group of this group's members, `replica_ranks` that of the ranks that hold the same
-    shard in every group. `own_ranks` are these two where they are not those of `devices`, and `sockets` their
-    connections.
+    `member_ranks`: process group of the members of this group. `replica_ranks`: process group of the ranks that hold
+    the same shard, one in every group. `own_ranks`: these two process groups if they are not those of `devices`.
+    `sockets`: their connections.
     """
 
     world: World
@@ -98,36 +98,36 @@ class Mesh:
 
     @classmethod
     def build(cls, world: World, size: MeshSize, device_type: str) -> Mesh:
-        """Make the process groups; all ranks call it together."""
+        """Create the process groups; all ranks call it together."""
         assert size.groups * size.members == world.size, (size, world)
         if world.size == 1:
             return cls(world)
-        with contact():
+        with communicating():
             devices = init_device_mesh(device_type, (size.groups, size.members), mesh_dim_names=("group", "member"))
         return cls(world, size.groups, size.members, devices)
 
     def channel(self) -> Mesh:
         """Return this mesh with process groups of its own; all ranks call it together.
 
-        Ranks must start the messages of a process group in the same order. A thread that talks beside others therefore
-        needs a channel that it alone uses.
+        Ranks must start the messages of a process group in the same order. So a thread that communicates while others
+        do needs process groups that only it uses.
         """
         if self.world.size == 1:
             return self
         ranks = [list(range(first, first + self.members)) for first in range(0, self.world.size, self.members)]
         before = open_sockets()
-        with contact():
+        with communicating():
             member_ranks = _own_group(ranks, self.world.rank)
-            replica_ranks = _own_group([list(twins) for twins in zip(*ranks, strict=True)], self.world.rank)
+            replica_ranks = _own_group([list(replicas) for replicas in zip(*ranks, strict=True)], self.world.rank)
         opened = dict(open_sockets().items() - before.items())
         return replace(self, own_ranks=(member_ranks, replica_ranks), sockets=opened)
 
     def abort(self) -> None:
-        """Let whoever waits on this channel fail now, here and at its other ends; this process must end."""
-        give_up()
+        """Make all waits on this mesh's own process groups fail now, on all ranks; this process must end."""
+        mark_aborting()
         for ranks in self.own_ranks or ():
-            ranks.abort()  # what accelerators' backends do, and gloo does not
-        shut(self.sockets)
+            ranks.abort()  # enough for the backends of accelerators; gloo ignores it
+        shut_down(self.sockets)
 
     @property
     def group(self) -> int:
@@ -156,6 +156,7 @@ class Mesh:
 
 
 def _own_group(partition: list[list[int]], rank: int) -> Any:
-    """Make a process group of every part of the ranks and return the one that `rank` is in."""
+    """Create a process group for every part of the ranks and return the one that contains `rank`."""
+
     made = [dist.new_group(part) for part in partition]
     return next(group for part, group in zip(partition, made, strict=True) if rank in part)

@@ -1,7 +1,8 @@
-"""Connections of this process that something else has opened and keeps, found by what the system lists.
+"""Shut down connections that a library (gloo) has opened in this process.
 
-gloo cannot be told to give a message up: a thread that waits for one waits until its time limit. But when the
-connection is shut down under it, it fails at once, and so does whoever waits at the other end.
+gloo cannot cancel a message: a thread that waits for one waits until the time limit. But if the connection is shut
+down, the wait fails at once, on this rank and on the other one. The connections are found in the system's list of open
+files.
 """
 
 from __future__ import annotations
@@ -11,27 +12,27 @@ import socket
 from collections.abc import Mapping
 from contextlib import suppress
 
-_LISTED = "/proc/self/fd"
+_OPEN_FILES = "/proc/self/fd"
 
 
 def open_sockets() -> dict[int, str]:
-    """Return the sockets that are open now, by file descriptor, with a name that no other socket gets; none where the
-    system does not list them."""
+    """Return {file descriptor: unique name} of the open sockets; empty if the system does not list them."""
     found: dict[int, str] = {}
     with suppress(OSError):
-        for name in os.listdir(_LISTED):
-            with suppress(OSError):  # the descriptor of the listing itself is gone
-                target = os.readlink(f"{_LISTED}/{name}")
+        for name in os.listdir(_OPEN_FILES):
+            with suppress(OSError):  # the descriptor of the listing itself is closed by now
+                target = os.readlink(f"{_OPEN_FILES}/{name}")
                 if target.startswith("socket:"):
                     found[int(name)] = target
     return found
 
 
-def shut(sockets: Mapping[int, str]) -> None:
-    """End the connections of `open_sockets` that are still the same; their owner must close them as usual."""
+def shut_down(sockets: Mapping[int, str]) -> None:
+    """Shut down those sockets of an earlier `open_sockets` that are still open; their owner must still close them."""
     now = open_sockets()
     for descriptor, name in sockets.items():
         if now.get(descriptor) == name:
             with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
-                connection.getpeername()  # fails where one is waited for: gloo must not lose its listener
+                connection.getpeername()  # fails for a listening socket: gloo must keep its listener
+
                 connection.shutdown(socket.SHUT_RDWR)

@@ -1,8 +1,8 @@
-"""The ranks of a job: who this process is, how ranks talk, and how they agree.
+"""The ranks of a job: this process's rank, small messages between ranks, and how all ranks agree on a decision.
 
-A process that was not started as one of several is a world of its own; every method then returns at once without
-touching torch.distributed. Small values travel over gloo through host memory, whatever the device; tensors of the
-training step use the device's own backend (`turbogr/parallel/mesh.py`).
+A process that was not started as one of several is a world of size 1; every method then returns at once and does not
+touch torch.distributed. Small values are sent with gloo through host memory, on any device; tensors of the training
+step use the device's own backend (`turbogr/parallel/mesh.py`).
 """
 
 from __future__ import annotations
@@ -21,65 +21,65 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from turbogr.errors import RankLost, ToldElsewhere, UserError
-from turbogr.parallel.meeting import meet
-from turbogr.parallel.pulse import Pulse
+from turbogr.errors import RankLost, ReportedByOtherRank, UserError
+from turbogr.parallel.heartbeat import Heartbeat
+from turbogr.parallel.rendezvous import wait_for_ranks
 
 _T = TypeVar("_T")
 
-_STOP_KEY, _LAST_WORDS_KEY = "stop", "last-words-"
+_STOP_KEY, _ERROR_KEY = "stop", "error-"
 _STOP_POLL_SECONDS = 0.5
-_PATIENCE_SECONDS = 60.0
-_LAST_WORDS_SECONDS = 1.0  # connections break a moment before a rank has said why
+_HEARTBEAT_TIMEOUT_SECONDS = 60.0
+_ERROR_WAIT_SECONDS = 1.0  # connections may break a moment before the rank has stored its error
 
-_pulse: Pulse | None = None
-_given_up = False
+_heartbeat: Heartbeat | None = None
+_aborting = False
 
 
 @dataclass(frozen=True)
 class World:
-    """This process's place: rank `rank` of `size`, and `local_rank` of the `local_size` ranks on this machine."""
+    """This process is rank `rank` of `size`, and `local_rank` of the `local_size` ranks on this machine."""
 
     rank: int = 0
     size: int = 1
     local_rank: int = 0
     local_size: int = 1
-    restarted: bool = False  # torchrun has started the job, or a part of it, again after a failure
+    restarted: bool = False  # torchrun has restarted the job, or a part of it, after a failure
 
     @property
     def is_first(self) -> bool:
-        """Whether this rank is the one that prints and writes."""
+        """Whether this is rank 0, the rank that prints and writes."""
         return self.rank == 0
 
     def gather(self, values: Tensor) -> Tensor:
-        """Return `values` [k] (CPU) of every rank, [size, k], the same on all."""
+        """Return the `values` [k] (CPU) of every rank, [size, k], the same on all ranks."""
         if self.size == 1:
             return values[None]
         everyone = [torch.empty_like(values) for _ in range(self.size)]
-        with contact():
+        with communicating():
             dist.all_gather(everyone, values)
         return torch.stack(everyone)
 
     def gather_objects(self, value: _T) -> list[_T]:
-        """Return a picklable value of every rank in rank order, the same list on all."""
+        """Return the picklable value of every rank in the order of the ranks, the same list on all ranks."""
         if self.size == 1:
             return [value]
         everyone: list[Any] = [None] * self.size
-        with contact():
+        with communicating():
             dist.all_gather_object(everyone, value)
         return everyone
 
     def barrier(self) -> None:
-        """Wait until every rank is here."""
+        """Wait until every rank has called it."""
         if self.size > 1:
-            with contact():
+            with communicating():
                 dist.barrier()
 
-    def together(self, work: Callable[[], _T]) -> _T:
+    def run_on_all(self, work: Callable[[], _T]) -> _T:
         """Run `work` on every rank and return its result, if it succeeds on all of them.
 
-        Otherwise rank 0 raises what it met itself, or a UserError that names the rank that failed and why, and the
-        other ranks raise ToldElsewhere: a mistake is told once.
+        Otherwise rank 0 raises its own exception, or a UserError that names the rank that failed and why. The other
+        ranks raise ReportedByOtherRank, so that an error is printed once.
         """
         if self.size == 1:
             return work()
@@ -94,20 +94,20 @@ class World:
         if not failed:
             return result  # type: ignore[no-any-return]
         if not self.is_first:
-            raise ToldElsewhere(f"rank {failed[0]} failed") from failure
+            raise ReportedByOtherRank(f"rank {failed[0]} failed") from failure
         if failure is not None:
             raise failure
         raise UserError(f"rank {failed[0]} of {self.size} failed: {failures[failed[0]]}")
 
-    def on_first(self, work: Callable[[], None]) -> None:
-        """Run `work` on rank 0 while the others wait; if it fails, every rank ends (see `together`)."""
-        self.together(work if self.is_first else lambda: None)
+    def run_on_first(self, work: Callable[[], None]) -> None:
+        """Run `work` on rank 0 while the others wait; if it fails, every rank ends (see `run_on_all`)."""
+        self.run_on_all(work if self.is_first else lambda: None)
 
     @contextmanager
-    def telling_once(self) -> Iterator[None]:
-        """Let rank 0 alone raise a mistake that all ranks meet inside the block; the others raise ToldElsewhere.
+    def reporting_errors_once(self) -> Iterator[None]:
+        """If all ranks raise the same UserError inside the block, only rank 0 does; the others ReportedByOtherRank.
 
-        A rank that met it alone leaves its message for the RankLost that the others raise.
+        A rank that fails alone stores its message in the job's store; the RankLost of the other ranks quotes it.
         """
         try:
             yield
@@ -115,62 +115,62 @@ class World:
             raise
         except (UserError, OSError) as error:
             if self.size > 1:
-                _leave_word(self.rank, str(error))
+                _store_error(self.rank, str(error))
             if self.is_first:
                 raise
-            raise ToldElsewhere(str(error)) from error
+            raise ReportedByOtherRank(str(error)) from error
         except Exception as error:
             if self.size > 1:
-                _leave_word(self.rank, f"{type(error).__name__}: {error}")
+                _store_error(self.rank, f"{type(error).__name__}: {error}")
             raise
 
-    def tell_stop(self) -> None:
-        """Let `stop_watch` of all ranks see it."""
+    def request_stop(self) -> None:
+        """Ask all ranks to stop; they see it through `stop_poller`."""
         if self.size > 1:
             _store().set(_STOP_KEY, b"1")
 
-    def stop_watch(self) -> Callable[[], bool]:
-        """Return a function that says whether some rank called `tell_stop`; it asks at most twice a second."""
+    def stop_poller(self) -> Callable[[], bool]:
+        """Return a function: has a rank called `request_stop`? It asks the store at most twice a second."""
         if self.size == 1:
             return lambda: False
-        next_look, seen = [0.0], [False]
+        next_poll, requested = [0.0], [False]
 
-        def told() -> bool:
+        def stop_requested() -> bool:
             now = time.monotonic()
-            if not seen[0] and now >= next_look[0]:
-                next_look[0] = now + _STOP_POLL_SECONDS
-                seen[0] = bool(_store().check([_STOP_KEY]))
-            return seen[0]
+            if not requested[0] and now >= next_poll[0]:
+                next_poll[0] = now + _STOP_POLL_SECONDS
+                requested[0] = bool(_store().check([_STOP_KEY]))
+            return requested[0]
 
-        return told
+        return stop_requested
 
 
-def is_one_of_many() -> bool:
+def is_distributed() -> bool:
     """Whether this process was started as one of several ranks (torchrun sets the environment)."""
     return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
 def is_first_rank() -> bool:
-    """Whether this process is the rank that prints and writes."""
-    return not is_one_of_many() or os.environ.get("RANK", "0") == "0"
+    """Whether this process is rank 0, the rank that prints and writes."""
+    return not is_distributed() or os.environ.get("RANK", "0") == "0"
 
 
 @contextmanager
-def joined(timeout: float = 1800.0, start_timeout: float = 300.0) -> Iterator[World]:
-    """Connect to the other ranks for the time of the `with` block, as the environment of torchrun says.
+def connected_world(timeout: float = 1800.0, start_timeout: float = 300.0) -> Iterator[World]:
+    """Connect to the other ranks during the `with` block, as the environment variables of torchrun say.
 
-    `timeout` is how many seconds a rank waits for an answer of another one that lives before it gives up,
-    `start_timeout` how many it waits for all to come. `set_patience` says how long one may show no sign of life.
-    Without other ranks nothing happens. A process group that the caller has made is used and left alone.
+    `timeout`: seconds that a message may take. `start_timeout`: seconds to wait for all ranks at the start. Ranks that
+    hang are found earlier, see `set_heartbeat_timeout`. Without other ranks nothing is connected. If the caller has
+    already initialised a process group, that one is used and not destroyed.
 
     Raises:
-        UserError: the ranks do not find each other; it says which are missing.
+        UserError: not all ranks connect; it says which are missing.
     """
-    if not is_one_of_many():
+    if not is_distributed():
         yield World()
         return
-    global _given_up
-    _given_up = False
+    global _aborting
+    _aborting = False
     ours = not dist.is_initialized()
     restarted = _initialise(timeout, start_timeout) if ours else _is_restarted()
     world = World(
@@ -184,28 +184,28 @@ def joined(timeout: float = 1800.0, start_timeout: float = 300.0) -> Iterator[Wo
         yield world
     finally:
         if ours:
-            _end_pulse()
+            _stop_heartbeat()
             dist.destroy_process_group()
 
 
-def set_patience(seconds: float | None) -> None:
-    """Let this rank end the job when another shows no sign of life for so long; None: never."""
-    if _pulse is not None:
-        _pulse.seconds = seconds
+def set_heartbeat_timeout(seconds: float | None) -> None:
+    """End the job when another rank sends no heartbeat for `seconds`; None: never."""
+    if _heartbeat is not None:
+        _heartbeat.timeout = seconds
 
 
-def give_up() -> None:
-    """Let no thread look for the reason of a connection that breaks from now on: this process breaks them itself."""
-    global _given_up
-    _given_up = True
+def mark_aborting() -> None:
+    """Declare that this process closes its own connections: when one breaks, no thread searches for the cause."""
+    global _aborting
+    _aborting = True
 
 
-def _end_pulse() -> None:
-    global _pulse
-    if _pulse is not None:
-        _pulse.stop()
-        _pulse.linger()
-        _pulse = None
+def _stop_heartbeat() -> None:
+    global _heartbeat
+    if _heartbeat is not None:
+        _heartbeat.stop()
+        _heartbeat.wait_for_others()
+        _heartbeat = None
 
 
 def _is_restarted() -> bool:
@@ -213,71 +213,75 @@ def _is_restarted() -> bool:
 
 
 def _initialise(timeout: float, start_timeout: float) -> bool:
-    """Connect to the other ranks; return whether any of them was started again."""
-    global _pulse
+    """Connect to the other ranks; return whether any of them was restarted."""
+    global _heartbeat
     accelerator = torch.accelerator.current_accelerator()
     backend = "gloo"
     if accelerator is not None:
         backend = f"cpu:gloo,{accelerator.type}:{dist.get_default_backend_for_device(accelerator)}"
     try:
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-        agent_keeps_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        keeps_store = rank == 0 and not agent_keeps_store
-        job = PrefixStore("turbogr", _open_store(keeps_store, start_timeout))
-        life, restarted = meet(job, rank, size, start_timeout, restarted=_is_restarted())
-        store = PrefixStore(life, job)
+        agent_hosts_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        hosts_store = rank == 0 and not agent_hosts_store
+        job = PrefixStore("turbogr", _open_store(hosts_store, start_timeout))
+        attempt, restarted = wait_for_ranks(job, rank, size, start_timeout, restarted=_is_restarted())
+        store = PrefixStore(attempt, job)
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout))
-        where = f"{'torchrun' if agent_keeps_store else 'rank 0'} on {os.environ['MASTER_ADDR']}"
-        pulse_store = PrefixStore(f"turbogr/{life}/pulse", _open_store(False, start_timeout))
-        _pulse = Pulse(
-            pulse_store, rank, size, _PATIENCE_SECONDS, keeper=f"the job's store ({where})", keeps=keeps_store
+        host = f"{'torchrun' if agent_hosts_store else 'rank 0'} on {os.environ['MASTER_ADDR']}"
+        _heartbeat = Heartbeat(
+            PrefixStore(f"turbogr/{attempt}/heartbeat", _open_store(False, start_timeout)),
+            rank,
+            size,
+            _HEARTBEAT_TIMEOUT_SECONDS,
+            store_host=f"the job's store ({host})",
+            hosts_store=hosts_store,
         )
-        _pulse.start()
+        _heartbeat.start()
         return restarted
     except (RuntimeError, ValueError, KeyError) as error:
         if isinstance(error, UserError):
             raise
         raise UserError(
-            f"rank {os.environ.get('RANK', '?')} could not meet the other ranks: {_first_line(error)}. Check that "
-            "every rank was started and that MASTER_ADDR can be reached"
+            f"rank {os.environ.get('RANK', '?')} could not connect to the other ranks: {_first_line(error)}. Check "
+            "that every rank was started and that MASTER_ADDR can be reached"
         ) from error
 
 
-def _open_store(keep: bool, seconds: float) -> Store:
-    """Connect to the store of the job, which torchrun's agent keeps, or else rank 0: it calls with `keep` first."""
+def _open_store(host: bool, seconds: float) -> Store:
+    """Connect to the store of the job. torchrun's agent hosts it, or else rank 0, whose first call has `host` set."""
     return dist.TCPStore(  # type: ignore[attr-defined, no-any-return]
         os.environ["MASTER_ADDR"],
         int(os.environ["MASTER_PORT"]),
-        is_master=keep,
+        is_master=host,
         timeout=timedelta(seconds=seconds),
         wait_for_workers=False,
     )
 
 
-class _Waits(threading.local):
-    """Seconds that a thread has spent in talks with other ranks."""
+class _CommunicationTimes(threading.local):
+    """Seconds that a thread has spent communicating with other ranks, by purpose."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
 
 
-_waits = _Waits()
+_times = _CommunicationTimes()
 
 
-def seconds_in_contact(purpose: str) -> float:
-    """Seconds that the calling thread has spent inside `contact(purpose)` so far."""
-    return _waits.seconds.get(purpose, 0.0)
+def communication_seconds(purpose: str) -> float:
+    """Return the seconds that the calling thread has spent inside `communicating(purpose)` so far."""
+    return _times.seconds.get(purpose, 0.0)
 
 
 @contextmanager
-def contact(purpose: str = "agreement") -> Iterator[None]:
-    """Turn what a broken connection raises inside the block into RankLost; its time counts for the purpose."""
+def communicating(purpose: str = "agreement") -> Iterator[None]:
+    """Turn the error of a broken connection inside the block into RankLost; count the block's time for `purpose`."""
     started = time.perf_counter()
-    if _pulse is not None:
-        _pulse.count_call()
+    if _heartbeat is not None:
+        _heartbeat.count_collective()
     try:
         yield
-        _waits.seconds[purpose] = seconds_in_contact(purpose) + time.perf_counter() - started
+        _times.seconds[purpose] = communication_seconds(purpose) + time.perf_counter() - started
     except RuntimeError as error:
         raise RankLost(
             f"rank {dist.get_rank()} lost contact with another rank: {_why_lost(error)}. The run continues from its "
@@ -286,41 +290,43 @@ def contact(purpose: str = "agreement") -> Iterator[None]:
 
 
 def _why_lost(error: RuntimeError) -> str:
-    """Find out who is missing: what ranks have said, or who is silent, or who has not come."""
-    if _given_up:
-        return "it has given up itself"
-    deadline = time.monotonic() + _LAST_WORDS_SECONDS
-    while not (told := _words_left()) and time.monotonic() < deadline:
+    """Find the cause: an error that a rank has stored, or a rank without heartbeat, or one that is late."""
+    if _aborting:
+        return "this rank has closed its own connections"
+    deadline = time.monotonic() + _ERROR_WAIT_SECONDS
+    while not (errors := _stored_errors()) and time.monotonic() < deadline:
         time.sleep(0.05)
-    if told or _pulse is None:
-        return told or f"{_first_line(error)}. Find the rank that ended first and why"
-    gone = _pulse.gone()
-    if told := _words_left():
-        return told
-    if gone:
-        return f"{gone} has died, or was stopped, without a word"
-    behind = _pulse.behind()
-    who = f"{behind} has not come to where this one waits" if behind else "Find the rank that ended first and why"
-    return f"{_first_line(error)}. {who}"
+    if errors or _heartbeat is None:
+        return errors or f"{_first_line(error)}. Find the rank that ended first and why"
+    silent = _heartbeat.name_silent_ranks()
+    if errors := _stored_errors():
+        return errors
+    if silent:
+        return f"{silent} has crashed or was stopped, without an error message"
+    late = _heartbeat.name_late_ranks()
+    if late:
+        return f"{_first_line(error)}. {late} has not reached the collective in which this rank waits"
+    return f"{_first_line(error)}. Find the rank that ended first and why"
 
 
-def _leave_word(rank: int, text: str) -> None:
-    """Tell the store why this rank ends, in case that it is the only one that does."""
+def _store_error(rank: int, text: str) -> None:
+    """Store why this rank ends, in case that the other ranks do not know."""
     with suppress(RuntimeError):
-        _store().set(f"{_LAST_WORDS_KEY}{rank}", text)
+        _store().set(f"{_ERROR_KEY}{rank}", text)
 
 
-def _words_left() -> str:
-    """What ranks have said before they ended, "" for nothing."""
+def _stored_errors() -> str:
+    """Return the errors that ranks stored before they ended, "" for none."""
     with suppress(RuntimeError):
-        names = {rank: f"{_LAST_WORDS_KEY}{rank}" for rank in range(dist.get_world_size())}
-        said = {rank: _store().get(name).decode() for rank, name in names.items() if _store().check([name])}
-        return "; ".join(f"rank {rank} ended with: {text.rstrip('.')}" for rank, text in said.items())
+        keys = {rank: f"{_ERROR_KEY}{rank}" for rank in range(dist.get_world_size())}
+        errors = {rank: _store().get(key).decode() for rank, key in keys.items() if _store().check([key])}
+        return "; ".join(f"rank {rank} ended with: {text.rstrip('.')}" for rank, text in errors.items())
     return ""
 
 
 def first_difference(records: Sequence[dict[str, Any]]) -> tuple[int, str] | None:
-    """Return (rank, key) of the first record that differs from that of rank 0, None where all are equal."""
+    """Return (rank, key) of the first record that differs from that of rank 0, None if all are equal."""
+
     for rank, record in enumerate(records):
         for key in sorted(records[0].keys() | record.keys()):
             if record.get(key) != records[0].get(key):
@@ -333,6 +339,6 @@ def _store() -> Any:
 
 
 def _first_line(error: BaseException) -> str:
-    """The message without the source position that C++ puts first and gloo's guesses that come last."""
+    """Return the message without C++'s source position at its start and gloo's guesses at its end."""
     text = " ".join(str(error).split("\n")[0].split()).split(". This is typically", 1)[0]
     return text.split("] ", 1)[1] if text.startswith("[") and "] " in text else text

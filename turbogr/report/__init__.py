@@ -1,1 +1,1 @@
-"""A run folder as one self-contained HTML page, and the charts of the whole project."""
+"""A run folder as one self-contained HTML page."""

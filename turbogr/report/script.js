@@ -1,5 +1,5 @@
 "use strict";
-// Shows the values under the pointer. The charts carry what to say in data-hover; without this script they stay readable.
+// Shows the values under the pointer, which the charts have in data-hover. Without this script they stay readable.
 const tip = document.getElementById("tip");
 const svgName = "http://www.w3.org/2000/svg";
 
@@ -51,7 +51,7 @@ function show(svg, hover, event) {
 
 for (const svg of document.querySelectorAll("svg[data-hover]")) {
   const hover = JSON.parse(svg.dataset.hover);
-  // The browser's own tooltips would stand beside ours; the chart's name stays in aria-label.
+  // The browser's own tooltips would appear beside ours; the chart's name stays in aria-label.
   for (const title of svg.querySelectorAll("title")) title.remove();
   svg.addEventListener("pointermove", (event) => show(svg, hover, event));
   svg.addEventListener("pointerdown", (event) => show(svg, hover, event));

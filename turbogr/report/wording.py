@@ -1,10 +1,14 @@
-"""Numbers, sizes and times as people read them."""
+"""Numbers, sizes and times as text for people."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timezone
 from typing import Any
+
+from turbogr.evaluation.metric_info import MetricInfo
+from turbogr.plot import percent, si
 
 MISSING = "—"
 
@@ -23,6 +27,21 @@ def number(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return math.nan
     return float(value)
+
+
+def column(records: Iterable[Mapping[str, Any]], key: str) -> list[float]:
+    """Return the numbers of one key of many records, NaN where there is none."""
+    return [number(record.get(key)) for record in records]
+
+
+def metric_value(metric: MetricInfo, value: float) -> str:
+    """Write a metric's value for a headline: a share as a percentage, a number in four digits."""
+    return share(value) if metric.format == "share" else f"{value:.4g}"
+
+
+def metric_axis_format(metric: MetricInfo) -> Callable[[float], str]:
+    """Return how an axis writes the values of a metric."""
+    return percent if metric.format == "share" else si
 
 
 def count(value: Any) -> str:
@@ -75,7 +94,7 @@ def duration(seconds: Any) -> str:
 
 
 def gap(seconds: Any) -> str:
-    """Write how far two events lie apart in one unit: 7300 is 2 hours; below a second, "same time"."""
+    """Write the time between two events in one unit: 7300 is 2 hours; below a second, "same time"."""
     amount = abs(number(seconds))
     if not math.isfinite(amount):
         return MISSING
@@ -97,7 +116,7 @@ def moment(seconds: Any) -> str:
 
 
 def date(text: Any) -> str:
-    """Write an ISO 8601 time for people; text that is none stays as it is."""
+    """Write an ISO 8601 time for people; other text is returned as it is."""
     try:
         # Python 3.10 does not read the Z of an ISO time
         parsed = datetime.fromisoformat(str(text).replace("Z", "+00:00"))

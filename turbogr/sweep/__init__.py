@@ -1,8 +1,8 @@
-"""Many runs of recipes over a grid of settings: start them, go on after an interruption, compare what came out."""
+"""Runs of recipes over a grid of settings: start them, resume them after an interruption, compare their results."""
 
 from turbogr.sweep.grid import Cell, cells_of, parse_axis, parse_variant
-from turbogr.sweep.place import misplaced
 from turbogr.sweep.results import Comparison, compare
+from turbogr.sweep.run_folder import misplaced
 from turbogr.sweep.runner import Outcome, check, sweep
 
 __all__ = [

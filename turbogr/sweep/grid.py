@@ -18,13 +18,13 @@ from turbogr.errors import UserError, excerpt
 SEED = "train.seed"
 LOGS = "logs"
 
-_LONGEST_NAME = 255 - len(".log")  # bytes that file systems take; the log's name is the longest
-_TAKEN = (LOGS, "sweep.json", "sweep.svg")  # what a sweep writes beside the folders of its recipes
+_LONGEST_NAME = 255 - len(".log")  # bytes that file systems allow; the log's name is the longest
+_RESERVED = (LOGS, "sweep.json", "sweep.svg")  # names that a sweep uses beside the folders of its recipes
 
 
 @dataclass(frozen=True)
 class Axis:
-    """A key of the config, `section.key`, and the values it takes, as YAML text."""
+    """A setting `section.key` and its values, as YAML text."""
 
     key: str
     values: tuple[str, ...]
@@ -32,7 +32,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Variant:
-    """Settings that come together under a name, as (key, value)."""
+    """A named set of settings, as (key, value)."""
 
     name: str
     settings: tuple[tuple[str, str], ...]
@@ -45,7 +45,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Cell:
-    """One run: a recipe, maybe a variant of it, and the grid's choices as (key, value) in the order of the grid."""
+    """One run: a recipe, a variant of it or None, and the grid's choices as (key, value) in the order of the grid."""
 
     recipe: Path
     choices: tuple[tuple[str, str], ...]
@@ -59,7 +59,7 @@ class Cell:
 
     @property
     def settings(self) -> tuple[tuple[str, str], ...]:
-        """All that the run changes in its recipe, as (key, value)."""
+        """All settings that differ from the recipe, as (key, value)."""
         return (*(self.variant.settings if self.variant else ()), *self.choices)
 
     @property
@@ -69,7 +69,7 @@ class Cell:
 
     @property
     def group(self) -> tuple[str, str]:
-        """Recipe, and variant and choices other than the seed: runs of one group are repetitions of each other."""
+        """Recipe, and variant with all choices but the seed. Runs of one group are repetitions."""
         parts = [self.variant.name if self.variant else "", _label([c for c in self.choices if c[0] != SEED])]
         return self.recipe.stem, ", ".join(filter(None, parts))
 
@@ -78,7 +78,7 @@ def parse_axis(text: str) -> Axis:
     """Read `section.key=value,value,...`; a value is YAML, so a list among the values goes in brackets.
 
     Raises:
-        UserError: no key, no value, or one value twice, in whatever spelling.
+        UserError: no key, no value, or one value twice, also if it is written in two ways.
     """
     key, equals, listed = text.partition("=")
     try:
@@ -93,18 +93,18 @@ def parse_axis(text: str) -> Axis:
         other = first.setdefault(repr(_as_config(key.strip(), value)), spelt)
         if other != spelt:
             raise UserError(f"--grid {text}: {other} and {spelt} are the same value; leave one of them out")
-    _refuse_twice(written, f"--grid {text}: the value {{}} stands there more than once")
+    _refuse_twice(written, f"--grid {text}: the value {{}} is given more than once")
     return Axis(key.strip(), written)
 
 
 def parse_variant(text: str) -> Variant:
-    """Read `name: section.key=value, section.key=value`; without settings it is the recipe as it stands.
+    """Read `name: section.key=value, section.key=value`; without settings it is the recipe itself.
 
     Raises:
-        UserError: no name, a setting that cannot be read, or a key that stands there twice.
+        UserError: no name, a setting that cannot be read, or a key that is set twice.
     """
     name, colon, listed = text.partition(":")
-    # A comma ends a setting only where the next one begins: values may be lists.
+    # A comma ends a setting only if another setting follows: values may be lists.
     pieces = re.split(r",(?=\s*[\w.]+\s*=)", listed) if listed.strip() else []
     settings = tuple((key.strip(), value.strip()) for key, _, value in (piece.partition("=") for piece in pieces))
     variant = Variant(" ".join(name.split()), settings)
@@ -129,8 +129,10 @@ def cells_of(recipes: Sequence[str | Path], grid: Sequence[Axis], variants: Sequ
         [path.stem for path in paths], "two recipes are named '{}': run folders take their names; rename a file"
     )
     for path in paths:
-        if path.stem in _TAKEN:
-            raise UserError(f"{path}: a sweep keeps its own '{path.stem}' where this recipe's runs would go; rename it")
+        if path.stem in _RESERVED:
+            raise UserError(
+                f"{path}: a sweep writes its own '{path.stem}' where this recipe's runs would be; rename it"
+            )
     _refuse_twice([axis.key for axis in grid], "--grid names '{}' twice; give all its values in one --grid")
     _refuse_twice(
         [variant.slug for variant in variants], "two variants would share the folder '{}'; give one another name"
@@ -147,7 +149,7 @@ def cells_of(recipes: Sequence[str | Path], grid: Sequence[Axis], variants: Sequ
 
 
 def _refuse_shared_folders(cells: Sequence[Cell]) -> None:
-    """Not every character of a value can stand in a path, so values that differ may look alike there."""
+    """Raise UserError for two runs with one folder: some characters of a value are replaced in a path."""
     first: dict[str, Cell] = {}
     for cell in cells:
         other = first.setdefault(cell.name, cell)
@@ -155,7 +157,7 @@ def _refuse_shared_folders(cells: Sequence[Cell]) -> None:
             one, two = (", ".join(each.overrides) for each in (other, cell))
             raise UserError(
                 f"the runs with {one} and with {two} would share the folder '{cell.name}'; "
-                "give the values names of their own with --variant"
+                "give these values names with --variant"
             )
 
 
@@ -177,7 +179,7 @@ def _refuse_twice(names: Sequence[str], message: str) -> None:
 
 
 def _label(choices: Sequence[tuple[str, str]]) -> str:
-    """Choices as text for people and paths; a key goes by its last part where that tells it from the others."""
+    """Return choices as text for people and paths; a key is shortened to its last part if that is unique."""
     last = Counter(key.rpartition(".")[2] for key, _ in choices)
     short = [key if last[key.rpartition(".")[2]] > 1 else key.rpartition(".")[2] for key, _ in choices]
     text = ",".join(f"{key}={value}" for key, (_, value) in zip(short, choices, strict=True))
@@ -185,7 +187,7 @@ def _label(choices: Sequence[tuple[str, str]]) -> str:
 
 
 def _as_config(key: str, value: Any) -> Any:
-    """The value as a config holds it, which reads 1e-3 and 0.001 alike; what none takes stays, for `check` to tell."""
+    """Return the value as a config has it, so that 1e-3 and 0.001 are equal; an invalid value is left to `check`."""
     tree = value
     for part in reversed(key.split(".")):
         tree = {part: tree}

@@ -1,8 +1,9 @@
-"""Runs of a sweep as processes of their own, a few at a time; what is finished is not run again.
+"""Runs the cells of a sweep as processes, a few at a time; finished runs are not run again.
 
-A run that fails does not stop the others: its last words are kept, and the next start of the sweep tries it again. The
-first Ctrl-C or SIGTERM is passed on to the runs, which write their checkpoints and end; the next start resumes them. No
-run outlives its sweep: the next signal ends them at once, and on Linux they also end when the sweep is killed.
+A run that fails does not stop the others: the last line of its log is kept, and the next start of the sweep tries it
+again. The first Ctrl-C or SIGTERM is passed on to the runs, which write their checkpoints and end; the next start
+resumes them. No run continues without its sweep: a second signal ends the runs at once, and on Linux they also end when
+the sweep is killed.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ from signal import SIGTERM, Signals
 import torch
 
 from turbogr import ops
-from turbogr.config import Config, load_config
+from turbogr.config import Config
 from turbogr.data.store import Store
 from turbogr.errors import UserError
 from turbogr.machine import usable_cores
+from turbogr.runs import RunFolder
 from turbogr.sweep.grid import LOGS, Cell
-from turbogr.sweep.place import check_place, config_of
-from turbogr.train.checkpoint import read_run_record
-from turbogr.train.stopping import StopRequest
-from turbogr.train.summary import read_summary
-from turbogr.train.trainer import choose_device
+from turbogr.sweep.run_folder import check_folder, config_of
+from turbogr.training.run_summary import read_summary
+from turbogr.training.stopping import StopRequest
+from turbogr.training.trainer import choose_device
 
 TRAIN = [sys.executable, "-m", "turbogr", "train"]
 
@@ -42,7 +43,7 @@ _PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of the runs: names of those that failed, with the reason; the signal that stopped the sweep."""
+    """The result of a sweep: names of the runs that failed, with the reasons, and the signal that stopped it."""
 
     failed: dict[str, str]
     signal: Signals | None
@@ -55,7 +56,8 @@ def sweep(
     *,
     overrides: Sequence[str] = (),
     jobs: int = 1,
-    tell: Callable[[str], None] = print,
+    plugins: Sequence[str] = (),
+    report: Callable[[str], None] = print,
 ) -> Outcome:
     """Train every cell into `out/<name of the cell>`, `jobs` at a time; the cores are divided among them.
 
@@ -65,8 +67,8 @@ def sweep(
     waiting = check(cells, data, out, overrides, jobs=jobs)
     skipped = len(cells) - len(waiting)
     if skipped:
-        tell(f"{skipped} of {len(cells)} runs are finished already")
-    running: list[_Run] = []
+        report(f"{skipped} of {len(cells)} runs are finished already")
+    running: list[_RunProcess] = []
     failed: dict[str, str] = {}
     number = skipped
     with StopRequest() as stop, _ending(running):
@@ -74,28 +76,28 @@ def sweep(
         while running or (waiting and not stop):
             while waiting and len(running) < jobs and not stop:
                 number += 1
-                run = _Run(waiting.pop(0), data, out, overrides, jobs)
-                tell(f"[{number}/{len(cells)}] {run.cell.name}  starts; its output goes to {run.log}")
+                run = _RunProcess(waiting.pop(0), data, out, overrides, jobs, plugins)
+                report(f"[{number}/{len(cells)}] {run.cell.name}  starts; its output goes to {run.log}")
                 running.append(run)
             if stop.signal is not None and not passed_on:
                 passed_on = True
                 for run in running:
                     run.process.send_signal(stop.signal)
-                tell(f"stopping: {len(running)} runs write their checkpoints")
+                report(f"stopping: {len(running)} runs write their checkpoints")
             for run in [run for run in running if run.process.poll() is not None]:
                 running.remove(run)
                 if run.process.returncode and not stop:
                     failed[run.cell.name] = run.reason()
-                    tell(f"{run.cell.name}  failed: {failed[run.cell.name]}")
+                    report(f"{run.cell.name}  failed: {failed[run.cell.name]}")
                 elif not stop:
-                    tell(f"{run.cell.name}  done in {run.minutes():.1f} min: {run.last_line()}")
+                    report(f"{run.cell.name}  done in {run.minutes():.1f} min: {run.last_line()}")
             time.sleep(_POLL_SECONDS)
     return Outcome(failed, stop.signal)
 
 
 @contextmanager
-def _ending(running: Sequence[_Run]) -> Iterator[None]:
-    """Whatever ends the block early ends the runs too: those told before at once, others after their checkpoints."""
+def _ending(running: Sequence[_RunProcess]) -> Iterator[None]:
+    """End the runs if the block ends by an exception: they write checkpoints, unless they were signalled before."""
     try:
         yield
     except BaseException:
@@ -110,8 +112,10 @@ def _ending(running: Sequence[_Run]) -> Iterator[None]:
         raise
 
 
-class _Run:
-    def __init__(self, cell: Cell, data: Path, out: Path, overrides: Sequence[str], jobs: int) -> None:
+class _RunProcess:
+    def __init__(
+        self, cell: Cell, data: Path, out: Path, overrides: Sequence[str], jobs: int, plugins: Sequence[str]
+    ) -> None:
         self.cell = cell
         self.log = out / LOGS / f"{cell.name}.log"
         self.log.parent.mkdir(parents=True, exist_ok=True)
@@ -119,10 +123,11 @@ class _Run:
         command = [*TRAIN, str(cell.recipe), "--data", str(data)]
         command += ["--out", str(out / cell.name), "--resume"]
         command += [part for override in (*overrides, *cell.overrides) for part in ("--set", override)]
+        command += [part for plugin in plugins for part in ("--plugins", plugin)]
         threads = {"OMP_NUM_THREADS": str(max(1, usable_cores() // jobs))} if jobs > 1 else {}
         with self.log.open("ab") as log:
-            self._log_start = log.tell()  # what stands before it, earlier attempts have said
-            # In a session of its own: Ctrl-C in a terminal reaches it through us, once.
+            self._log_start = log.tell()  # earlier attempts wrote what is before it
+            # A session of its own: Ctrl-C in a terminal then reaches the run only through us, once.
             self.process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -137,7 +142,7 @@ class _Run:
         return (time.monotonic() - self._started) / 60
 
     def reason(self) -> str:
-        """Why the run failed: the signal that killed it, which leaves no word in the log, else its last line."""
+        """Return why the run failed: the signal that killed it, which is not in the log, else the log's last line."""
         if self.process.returncode >= 0:
             return self.last_line()
         name = _signal_name(-self.process.returncode)
@@ -145,19 +150,19 @@ class _Run:
         return f"killed by {name}{remedy if name == 'SIGKILL' else ''}"
 
     def last_line(self) -> str:
-        """The last line that this attempt wrote to the log, else how the process ended."""
+        """Return the last line that this attempt wrote to the log, else how the process ended."""
         with self.log.open("rb") as log:
             log.seek(self._log_start)
             lines = log.read().decode("utf-8", errors="replace").splitlines()
         said = [line.strip() for line in lines if line.strip()]
-        return said[-1] if said else f"ended with status {self.process.returncode} and no word"
+        return said[-1] if said else f"ended with status {self.process.returncode} and no message"
 
 
 def _ends_with_its_parent() -> None:
-    """In a new process: ask the system for a SIGTERM when the sweep is gone, however it went.
+    """In a new process: ask the system for a SIGTERM when the sweep has ended, for whatever reason.
 
-    It comes once for every thread of a sweep that was killed, so that the run may end within its last checkpoint; the
-    one before stays.
+    The signal comes once for every thread of a sweep that was killed, so the run may end while it writes its last
+    checkpoint; the one before stays.
     """
     prctl = getattr(_C_LIBRARY, "prctl", None)
     if prctl is not None:
@@ -172,11 +177,11 @@ def _signal_name(number: int) -> str:
 
 
 def check(cells: Sequence[Cell], data: Path, out: Path, overrides: Sequence[str] = (), *, jobs: int = 1) -> list[Cell]:
-    """Check all that a sweep begins with; return the cells that are not finished with their settings.
+    """Check everything that a sweep needs; return the cells that are not finished with their settings.
 
     Raises:
-        UserError: no jobs, a recipe, setting or store that cannot be trained here, or something else than a cell's own
-            run where that would go.
+        UserError: no jobs, a recipe, setting or store that cannot be trained here, or a cell's folder has something
+            else in it than the cell's run.
     """
     if jobs < 1:
         raise UserError(f"--jobs is {jobs}; give at least 1")
@@ -185,7 +190,7 @@ def check(cells: Sequence[Cell], data: Path, out: Path, overrides: Sequence[str]
     for cell in cells:
         config = config_of(cell, store, overrides)
         _check_machine(config)
-        check_place(cell, out, config, store)
+        check_folder(cell, out, config, store)
         if not _is_finished(out / cell.name, config):
             waiting.append(cell)
     return waiting
@@ -194,7 +199,7 @@ def check(cells: Sequence[Cell], data: Path, out: Path, overrides: Sequence[str]
 def _check_machine(config: Config) -> None:
     """Raise the UserError of a device or backend that this machine does not have.
 
-    An accelerator that is there is left alone: what a sweep takes of it, its runs would miss.
+    An accelerator that exists is not used: memory that the sweep took would be missing for its runs.
     """
     with ops.backend(config.train.backend):
         pass
@@ -207,8 +212,11 @@ def _check_machine(config: Config) -> None:
 
 
 def _is_finished(run: Path, config: Config) -> bool:
-    """Whether a run has come to its end with this config; what may change in a run and what not, it knows itself."""
-    if read_summary(run) is None or read_run_record(run)["status"] in ("running", "interrupted", "failed"):
+    """Return whether a run has ended with this config."""
+    if read_summary(run) is None:
         return False
-    before = load_config(run / "config.yaml")
-    return before == dataclasses.replace(config, parallel=before.parallel)
+    folder = RunFolder.open(run)
+    if folder.record["status"] in ("running", "interrupted", "failed"):
+        return False
+    before = folder.config()
+    return before == dataclasses.replace(config, parallel=before.parallel, plugins=before.plugins)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from turbogr.ops import native, registry
+from turbogr.ops import registry
 from turbogr.ops.checks import check_dtypes, check_keys, check_shape
-from turbogr.ops.embedding import cpu, reference
 from turbogr.random import Dropout
 
 
@@ -40,5 +39,4 @@ def embed(
     return out
 
 
-registry.register_reference("embed", reference.embed)
-registry.register("embed", registry.Backend("cpu", cpu.embed, native.why_not))
+registry.register_operator("embed", package=__name__)

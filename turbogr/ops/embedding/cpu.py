@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
 from torch import Tensor
 
 from turbogr.ops import native
 from turbogr.ops.checks import check_index
-from turbogr.ops.native import Kernel, pointer
-from turbogr.random import Dropout, dropout_threshold
+from turbogr.ops.declaration import set_gradient, torch_operator
+from turbogr.ops.native import DROPOUT, Kernel, dropout_arguments, pointer
+from turbogr.random import Dropout
 
-_forward = Kernel("embed_forward", "ppppppiifuif")
-_backward = Kernel("embed_backward", "ppppppiiiifuif")
+BACKEND = native.BACKEND
+
+_forward_kernel = Kernel(
+    "embed_forward",
+    "float *rows; int64 *index; float *position_rows; int64 *positions, *keys; float *out; "
+    f"int64 num_tokens, width; float scale; {DROPOUT}",
+)
+_backward_kernel = Kernel(
+    "embed_backward",
+    "float *grad; int64 *index, *positions, *keys; float *grad_rows, *grad_position_rows; "
+    f"int64 num_tokens, width, num_rows, num_positions; float scale; {DROPOUT}",
+)
 
 
-def _embed(
+@torch_operator("embed", fake=lambda rows, index: rows.new_empty(index.shape[0], rows.shape[1]))
+def _forward(
     rows: Tensor,
     index: Tensor,
     position_rows: Tensor,
@@ -33,7 +42,7 @@ def _embed(
     keys = None if keys is None else native.int64(keys)
     num_tokens, width = index.numel(), rows.shape[1]
     out = rows.new_empty(num_tokens, width)
-    _forward(
+    _forward_kernel(
         rows.data_ptr(),
         index.data_ptr(),
         position_rows.data_ptr(),
@@ -43,14 +52,17 @@ def _embed(
         num_tokens,
         width,
         scale,
-        seed,
-        dropout_threshold(rate),
-        1 / (1 - rate),
+        *dropout_arguments(rate, seed),
     )
     return out
 
 
-def _embed_backward(
+def _empty_gradients(grad: Tensor, num_rows: int, num_positions: int) -> tuple[Tensor, Tensor]:
+    return grad.new_empty(num_rows, grad.shape[1]), grad.new_empty(num_positions, grad.shape[1])
+
+
+@torch_operator("embed_backward", fake=_empty_gradients)
+def _backward(
     grad: Tensor,
     index: Tensor,
     positions: Tensor,
@@ -61,87 +73,35 @@ def _embed_backward(
     rate: float,
     seed: int,
 ) -> tuple[Tensor, Tensor]:
+    """A gradient with 0 rows is not computed: an empty tensor has a null address, which the kernel skips."""
     grad = grad.contiguous()
     index, positions = native.int64(index), native.int64(positions)
     keys = None if keys is None else native.int64(keys)
-    num_tokens, width = grad.shape
-    # A size of 0 means that a gradient is not wanted: an empty tensor has no address, and the kernel leaves it out.
-    grad_rows = grad.new_empty(num_rows, width)
-    grad_position_rows = grad.new_empty(num_positions, width)
-    _backward(
+    grad_rows, grad_position_rows = _empty_gradients(grad, num_rows, num_positions)
+    _backward_kernel(
         grad.data_ptr(),
         index.data_ptr(),
         positions.data_ptr(),
         pointer(keys),
         grad_rows.data_ptr(),
         grad_position_rows.data_ptr(),
-        num_tokens,
-        width,
+        *grad.shape,
         num_rows,
         num_positions,
         scale,
-        seed,
-        dropout_threshold(rate),
-        1 / (1 - rate),
+        *dropout_arguments(rate, seed),
     )
     return grad_rows, grad_position_rows
 
 
-def _fake(rows: Tensor, index: Tensor, *args: object) -> Tensor:
-    return rows.new_empty(index.shape[0], rows.shape[1])
+def _sizes(rows: Tensor, position_rows: Tensor, needs_rows: bool, needs_position_rows: bool) -> dict[str, int]:
+    return {
+        "num_rows": rows.shape[0] if needs_rows else 0,
+        "num_positions": position_rows.shape[0] if needs_position_rows else 0,
+    }
 
 
-def _fake_backward(
-    grad: Tensor,
-    index: Tensor,
-    positions: Tensor,
-    keys: Tensor | None,
-    num_rows: int,
-    num_positions: int,
-    *args: object,
-) -> tuple[Tensor, Tensor]:
-    return grad.new_empty(num_rows, grad.shape[1]), grad.new_empty(num_positions, grad.shape[1])
-
-
-def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    rows, index, position_rows, positions, keys, ctx.scale, ctx.rate, ctx.seed = inputs
-    ctx.sizes = rows.shape[0], position_rows.shape[0]
-    ctx.save_for_backward(index, positions, keys)
-
-
-def _autograd(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    index, positions, keys = ctx.saved_tensors
-    need_rows, _, need_positions, *_ = ctx.needs_input_grad
-    num_rows, num_positions = ctx.sizes
-    grad_rows, grad_position_rows = torch.ops.turbogr.embed_backward(
-        grad,
-        index,
-        positions,
-        keys,
-        num_rows if need_rows else 0,
-        num_positions if need_positions else 0,
-        ctx.scale,
-        ctx.rate,
-        ctx.seed,
-    )
-    rows = grad_rows if need_rows else None
-    return rows, None, grad_position_rows if need_positions else None, None, None, None, None, None
-
-
-native.define(
-    "embed(Tensor rows, Tensor index, Tensor position_rows, Tensor positions, Tensor? keys, float scale, "
-    "float rate, int seed) -> Tensor",
-    _embed,
-    _fake,
-    backward=_autograd,
-    setup_context=_setup_context,
-)
-native.define(
-    "embed_backward(Tensor grad, Tensor index, Tensor positions, Tensor? keys, int num_rows, int num_positions, "
-    "float scale, float rate, int seed) -> (Tensor, Tensor)",
-    _embed_backward,
-    _fake_backward,
-)
+set_gradient(_forward, _backward, of="rows position_rows", saved=_sizes)
 
 
 def embed(
@@ -155,5 +115,5 @@ def embed(
 ) -> Tensor:
     """See `turbogr.ops.embedding.embed`."""
     rate, seed = dropout or (0.0, 0)
-    out: Tensor = torch.ops.turbogr.embed(rows, index, position_rows, positions, keys, scale, rate, seed)
+    out: Tensor = _forward(rows, index, position_rows, positions, keys, scale, rate, seed)
     return out

@@ -6,7 +6,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from turbogr.ops.checks import check_index
+from turbogr.ops.registry import REFERENCE
 from turbogr.random import Dropout, apply_dropout
+
+BACKEND = REFERENCE
 
 
 def embed(

@@ -6,9 +6,8 @@ from typing import get_args
 
 from torch import Tensor
 
-from turbogr.ops import native, registry
+from turbogr.ops import registry
 from turbogr.ops.checks import check_choice, check_dtypes, check_keys, check_shape
-from turbogr.ops.gated_linear import cpu, reference
 from turbogr.ops.norm_linear import Norm
 from turbogr.random import Dropout
 
@@ -48,5 +47,4 @@ def gated_linear(
     return out
 
 
-registry.register_reference("gated_linear", reference.gated_linear)
-registry.register("gated_linear", registry.Backend("cpu", cpu.gated_linear, native.why_not))
+registry.register_operator("gated_linear", package=__name__)

@@ -5,7 +5,10 @@ from __future__ import annotations
 from torch import Tensor
 
 from turbogr.ops.norm_linear.reference import normalize
+from turbogr.ops.registry import REFERENCE
 from turbogr.random import Dropout, apply_dropout
+
+BACKEND = REFERENCE
 
 
 def gated_linear(

@@ -6,9 +6,8 @@ from typing import get_args
 
 from torch import Tensor
 
-from turbogr.ops import native, registry
+from turbogr.ops import registry
 from turbogr.ops.checks import check_choice, check_dtypes, check_keys, check_shape
-from turbogr.ops.gated_mlp import cpu, reference
 from turbogr.ops.norm_linear import Norm
 from turbogr.random import Dropout
 
@@ -45,5 +44,4 @@ def gated_mlp(
     return out
 
 
-registry.register_reference("gated_mlp", reference.gated_mlp)
-registry.register("gated_mlp", registry.Backend("cpu", cpu.gated_mlp, native.why_not))
+registry.register_operator("gated_mlp", package=__name__)

@@ -1,30 +1,40 @@
-"""gated_mlp compiled: one kernel per direction with small weights, else the compiled operators that it is made of."""
+"""gated_mlp compiled: one kernel per direction if the weights are small, else a chain of other compiled operators."""
 
 from __future__ import annotations
 
-from typing import Any
-
-import torch
 from torch import Tensor
 
 from turbogr.ops import native
+from turbogr.ops.declaration import set_gradient, torch_operator
 from turbogr.ops.gated_linear import cpu as gated_linear
 from turbogr.ops.keyed_dropout import cpu as keyed_dropout
-from turbogr.ops.native import Kernel, pointer
+from turbogr.ops.native import DROPOUT, Kernel, dropout_arguments, pointer
 from turbogr.ops.norm_linear import cpu as norm_linear
 from turbogr.ops.norm_linear.cpu import NORMS, strided_rows
 from turbogr.ops.norm_linear.reference import normalize
-from turbogr.random import Dropout, dropout_threshold
+from turbogr.random import Dropout
+
+BACKEND = native.BACKEND
 
 # Up to this many elements of one weight, all that the backward needs of the three (five packed copies and three sums)
 # stays in the second-level cache.
 SMALL_WEIGHT = 2**15
 
-_forward = Kernel("gated_mlp", "ppppppiiiiifuif")
-_backward = Kernel("gated_mlp_backward", "ppppppppppiiiiiifuif")
+_forward_kernel = Kernel(
+    "gated_mlp",
+    "float *x, *gate_weight, *up_weight, *down_weight; int64 *keys; float *out; "
+    f"int64 num_rows, width, hidden, stride, norm; float eps; {DROPOUT}",
+)
+_backward_kernel = Kernel(
+    "gated_mlp_backward",
+    "float *grad, *x, *gate_weight, *up_weight, *down_weight; int64 *keys; "
+    "float *grad_x, *grad_gate_weight, *grad_up_weight, *grad_down_weight; "
+    f"int64 num_rows, width, hidden, grad_stride, stride, norm; float eps; {DROPOUT}",
+)
 
 
-def _gated_mlp(
+@torch_operator("gated_mlp", fake=lambda x: x.new_empty(x.shape))
+def _forward(
     x: Tensor,
     gate_weight: Tensor,
     up_weight: Tensor,
@@ -38,7 +48,7 @@ def _gated_mlp(
     x, out = strided_rows(x), x.new_empty(x.shape)
     weights = [weight.contiguous() for weight in (gate_weight, up_weight, down_weight)]
     keys = None if keys is None else native.int64(keys)
-    _forward(
+    _forward_kernel(
         x.data_ptr(),
         *(weight.data_ptr() for weight in weights),
         pointer(keys),
@@ -48,14 +58,20 @@ def _gated_mlp(
         x.stride(0),
         NORMS[norm],
         eps,
-        seed,
-        dropout_threshold(rate),
-        1 / (1 - rate),
+        *dropout_arguments(rate, seed),
     )
     return out
 
 
-def _gradients(
+def _empty_gradients(
+    x: Tensor, gate_weight: Tensor, up_weight: Tensor, down_weight: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    grad_gate, grad_up, grad_down = (weight.new_empty(weight.shape) for weight in (gate_weight, up_weight, down_weight))
+    return x.new_empty(x.shape), grad_gate, grad_up, grad_down
+
+
+@torch_operator("gated_mlp_backward", fake=_empty_gradients)
+def _backward(
     grad: Tensor,
     x: Tensor,
     gate_weight: Tensor,
@@ -69,69 +85,26 @@ def _gradients(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     grad, x = strided_rows(grad), strided_rows(x)
     weights = [weight.contiguous() for weight in (gate_weight, up_weight, down_weight)]
-    outs = _empty(x, gate_weight, up_weight, down_weight)
+    grads = _empty_gradients(x, gate_weight, up_weight, down_weight)
     keys = None if keys is None else native.int64(keys)
-    _backward(
+    _backward_kernel(
         grad.data_ptr(),
         x.data_ptr(),
         *(weight.data_ptr() for weight in weights),
         pointer(keys),
-        *(out.data_ptr() for out in outs),
+        *(gradient.data_ptr() for gradient in grads),
         *x.shape,
         gate_weight.shape[1],
         grad.stride(0),
         x.stride(0),
         NORMS[norm],
         eps,
-        seed,
-        dropout_threshold(rate),
-        1 / (1 - rate),
+        *dropout_arguments(rate, seed),
     )
-    return outs
+    return grads
 
 
-def _empty(x: Tensor, *weights: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    gate, up, down = (weight.new_empty(weight.shape) for weight in weights)
-    return x.new_empty(x.shape), gate, up, down
-
-
-def _fake(x: Tensor, *args: object) -> Tensor:
-    return x.new_empty(x.shape)
-
-
-def _fake_gradients(
-    grad: Tensor, x: Tensor, gate_weight: Tensor, up_weight: Tensor, down_weight: Tensor, *args: object
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return _empty(x, gate_weight, up_weight, down_weight)
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    *tensors, ctx.norm, ctx.eps, ctx.rate, ctx.seed = inputs
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*tensors)
-
-
-def _differentiate(ctx: Any, grad: Tensor | None) -> tuple[Any, ...]:
-    if grad is None:
-        return (None,) * 9
-    gradients = torch.ops.turbogr.gated_mlp_backward(grad, *ctx.saved_tensors, ctx.norm, ctx.eps, ctx.rate, ctx.seed)
-    return (*gradients, None, None, None, None, None)
-
-
-native.define(
-    "gated_mlp(Tensor x, Tensor gate_weight, Tensor up_weight, Tensor down_weight, Tensor? keys, str norm, float eps, "
-    "float rate, int seed) -> Tensor",
-    _gated_mlp,
-    _fake,
-    backward=_differentiate,
-    setup_context=_save,
-)
-native.define(
-    "gated_mlp_backward(Tensor grad, Tensor x, Tensor gate_weight, Tensor up_weight, Tensor down_weight, Tensor? keys, "
-    "str norm, float eps, float rate, int seed) -> (Tensor, Tensor, Tensor, Tensor)",
-    _gradients,
-    _fake_gradients,
-)
+set_gradient(_forward, _backward, of="x gate_weight up_weight down_weight")
 
 
 def gated_mlp(
@@ -146,13 +119,13 @@ def gated_mlp(
 ) -> Tensor:
     """See `turbogr.ops.gated_mlp.gated_mlp`."""
     if gate_weight.numel() > SMALL_WEIGHT:
-        return _composed(x, gate_weight, up_weight, down_weight, norm, eps, dropout, keys)
+        return _chained(x, gate_weight, up_weight, down_weight, norm, eps, dropout, keys)
     rate, seed = dropout or (0.0, 0)
-    out: Tensor = torch.ops.turbogr.gated_mlp(x, gate_weight, up_weight, down_weight, keys, norm, eps, rate, seed)
+    out: Tensor = _forward(x, gate_weight, up_weight, down_weight, keys, norm, eps, rate, seed)
     return out
 
 
-def _composed(
+def _chained(
     x: Tensor,
     gate_weight: Tensor,
     up_weight: Tensor,

@@ -1,137 +1,175 @@
 """HSTU's and FuXi's attention on compiled kernels: tiled, with a backward that recomputes the scores.
 
-Both take the same arguments, so one binding serves them: `_Attention` knows the kernels' names and the number of
-channels of the output. HSTU is the case of one channel, with content and without a functional time.
+Both take the same arguments and differ in their kernels and in the number of channels of the output. HSTU's has one
+channel, always has content, and its time bias is a table.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
+from torch._ops import OpOverload
 
 from turbogr.ops import native
 from turbogr.ops.checks import check_offsets
+from turbogr.ops.declaration import set_gradient, torch_operator
+from turbogr.ops.jagged_attention.masks import KeyRanges, check_ranges
 from turbogr.ops.jagged_attention.reference import bucket_boundaries
 from turbogr.ops.native import Kernel, packed_heads, pointer
+
+BACKEND = native.BACKEND
 
 # Sequences up to this length are cut into smaller blocks: see "Tile sizes" in README.md. The criterion is the model's
 # longest length, not the batch's, so that a sequence gives the same output whatever it is batched with.
 SMALL_BLOCKS_UP_TO = 256
 
-_INPUTS = (
-    "Tensor? q, Tensor? k, Tensor v, Tensor offsets, Tensor query_times, Tensor key_times, Tensor position_weight, "
-    "Tensor time_weight, int max_len, bool functional"
+# Arguments that the kernels of both directions share.
+_TENSORS = (
+    "float *q, *k, *v; int64 *offsets, *first, *last, *query_times, *key_times; "
+    "float *position_weight, *time_weight; int64 *boundaries"
 )
+_NUMBERS = (
+    "int64 num_sequences, num_tokens, heads, d, e, q_stride, k_stride, v_stride, "
+    "max_len, num_time_weights, functional; float alpha"
+)
+_GRADIENTS = "float *grad_q, *grad_k, *grad_v, *grad_position_weight, *grad_time_weight"
+
+_Gradients = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
-class _Sized:
+class _Inputs(NamedTuple):
+    """The arguments of an attention operator; those of its backward operator are `grad` and the same.
+
+    Without `first` and `last` attention is causal. Times and weights are None for HSTU without a bias.
+    """
+
+    q: Tensor | None
+    k: Tensor | None
+    v: Tensor
+    offsets: Tensor
+    first: Tensor | None
+    last: Tensor | None
+    query_times: Tensor | None
+    key_times: Tensor | None
+    position_weight: Tensor | None
+    time_weight: Tensor | None
+    max_len: int
+    functional: bool
+    alpha: float
+
+
+class _KernelInTwoSizes:
     """A kernel for blocks of two sizes."""
 
-    def __init__(self, name: str, signature: str) -> None:
-        self._large = Kernel(name, signature)
-        self._small = Kernel(name, signature, variant="small")
+    def __init__(self, name: str, arguments: str) -> None:
+        self._large = Kernel(name, arguments)
+        self._small = Kernel(name, arguments, variant="small")
 
     def for_length(self, max_len: int) -> Kernel:
         return self._small if max_len <= SMALL_BLOCKS_UP_TO else self._large
 
 
-class _Attention:
-    """`torch.ops.turbogr.<name>_attention` and its gradient, on the kernels `<name>_forward` and `<name>_backward`."""
+def _declare(name: str, *, bias_channels: int) -> OpOverload[..., Any]:
+    """`torch.ops.turbogr.<name>_attention` and its gradient, on the kernels `<name>_forward` and `<name>_backward`.
 
-    def __init__(self, name: str, *, channels: int) -> None:
-        self._channels = channels  # of the output besides that of content
-        self._forward = _Sized(f"{name}_forward", "p" * 10 + "i" * 11)
-        self._backward = _Sized(f"{name}_backward", "p" * 15 + "i" * 10)
-        native.define(
-            f"{name}_attention({_INPUTS}) -> Tensor",
-            self._attend,
-            self._empty_output,
-            backward=self._differentiate,
-            setup_context=self._save,
-        )
-        native.define(
-            f"{name}_attention_backward(Tensor grad, {_INPUTS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-            self._gradients,
-            self._empty_gradients,
-        )
-        self._operator = getattr(torch.ops.turbogr, f"{name}_attention")
-        self._backward_operator = getattr(torch.ops.turbogr, f"{name}_attention_backward")
+    The output has `bias_channels` and, with q and k, one for content.
+    """
+    forward_kernel = _KernelInTwoSizes(f"{name}_forward", f"{_TENSORS}; float *out; {_NUMBERS}")
+    backward_kernel = _KernelInTwoSizes(f"{name}_backward", f"float *grad_out; {_TENSORS}; {_GRADIENTS}; {_NUMBERS}")
 
-    def __call__(self, q: Tensor | None, k: Tensor | None, *args: Any) -> Tensor:
-        out: Tensor = self._operator(q, k, *args)
+    def empty_output(q: Tensor | None, v: Tensor) -> Tensor:
+        num_tokens, heads, e = v.shape
+        return v.new_empty(num_tokens, heads, (bias_channels + (q is not None)) * e)
+
+    @torch_operator(f"{name}_attention", fake=empty_output)
+    def forward(inputs: _Inputs) -> Tensor:
+        check_offsets(inputs.offsets, inputs.v.shape[0], inputs.max_len)
+        if inputs.first is not None and inputs.last is not None:
+            check_ranges(KeyRanges(inputs.first, inputs.last), inputs.offsets, inputs.v.shape[0])
+        tensors, numbers = _kernel_arguments(inputs)
+        out = empty_output(inputs.q, inputs.v)
+        kernel = forward_kernel.for_length(inputs.max_len)
+        kernel(*map(pointer, tensors), pointer(out), *numbers)
         return out
 
-    def _attend(self, *inputs: Any) -> Tensor:
-        check_offsets(inputs[3], inputs[2].shape[0], inputs[8])
-        pointers, (heads, d, e), rest = _arguments(*inputs)
-        out = self._empty_output(*inputs)
-        num_sequences, *others = rest
-        kernel = self._forward.for_length(inputs[8])
-        kernel(*map(pointer, pointers), pointer(out), num_sequences, out.shape[0], heads, d, e, *others)
-        return out
-
-    def _gradients(self, grad: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
-        pointers, shape, rest = _arguments(*inputs)
+    @torch_operator(f"{name}_attention_backward", fake=_empty_gradients)
+    def backward(grad: Tensor, inputs: _Inputs) -> _Gradients:
+        tensors, numbers = _kernel_arguments(inputs)
         grad = grad.contiguous()
-        grads = self._empty_gradients(grad, *inputs)
-        num_sequences, *others = rest
-        kernel = self._backward.for_length(inputs[8])
-        kernel(pointer(grad), *map(pointer, pointers), *map(pointer, grads), num_sequences, *shape, *others)
+        grads = _empty_gradients(inputs.q, inputs.k, inputs.v, inputs.position_weight, inputs.time_weight)
+        kernel = backward_kernel.for_length(inputs.max_len)
+        kernel(pointer(grad), *map(pointer, tensors), *map(pointer, grads), *numbers)
         return grads
 
-    def _empty_output(self, q: Tensor | None, k: Tensor | None, v: Tensor, *_: Any) -> Tensor:
-        num_tokens, heads, e = v.shape
-        return v.new_empty(num_tokens, heads, (self._channels + (q is not None)) * e)
-
-    def _empty_gradients(self, grad: Tensor, *inputs: Any) -> tuple[Tensor, ...]:
-        q, k, v, _, _, _, position_weight, time_weight, _, _ = inputs
-        none = v.new_empty(0)
-        return tuple(none if x is None else x.new_empty(x.shape) for x in (q, k, v, position_weight, time_weight))
-
-    def _save(self, ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        *tensors, ctx.max_len, ctx.functional = inputs
-        ctx.save_for_backward(*tensors)
-
-    def _differentiate(self, ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        tensors = ctx.saved_tensors  # once: whoever recomputes them gives them up when they are read
-        grad_q, grad_k, grad_v, grad_position_weight, grad_time_weight = self._backward_operator(
-            grad, *tensors, ctx.max_len, ctx.functional
-        )
-        if tensors[0] is None:
-            grad_q = grad_k = None
-        return grad_q, grad_k, grad_v, None, None, None, grad_position_weight, grad_time_weight, None, None
+    set_gradient(forward, backward, of="q k v position_weight time_weight")
+    return forward
 
 
-def _arguments(
-    q: Tensor | None,
-    k: Tensor | None,
+def _kernel_arguments(inputs: _Inputs) -> tuple[list[Tensor | None], list[float]]:
+    """The tensors that a kernel reads (keep them until it has run), and the numbers that come last."""
+    q, k = (None if x is None else packed_heads(x) for x in (inputs.q, inputs.k))
+    v = packed_heads(inputs.v)
+    times = inputs.query_times, inputs.key_times
+    weights = inputs.position_weight, inputs.time_weight
+    others = (inputs.offsets, inputs.first, inputs.last, *times, *weights)
+    rest = [None if x is None else x.contiguous() for x in others]
+    num_time_weights = 0 if inputs.time_weight is None else inputs.time_weight.numel()
+    boundaries = bucket_boundaries(0 if inputs.functional else max(0, num_time_weights - 1))
+    num_tokens, heads, e = v.shape
+    numbers = [
+        inputs.offsets.numel() - 1,
+        num_tokens,
+        heads,
+        0 if q is None else q.shape[2],
+        e,
+        *(0 if x is None else x.stride(0) for x in (q, k, v)),
+        inputs.max_len,
+        num_time_weights,
+        int(inputs.functional),
+        inputs.alpha,
+    ]
+    return [q, k, v, *rest, boundaries], numbers
+
+
+def _empty_gradients(
+    q: Tensor | None, k: Tensor | None, v: Tensor, position_weight: Tensor | None, time_weight: Tensor | None
+) -> _Gradients:
+    def empty_like(x: Tensor | None) -> Tensor:
+        return v.new_empty(0) if x is None else x.new_empty(x.shape)
+
+    return empty_like(q), empty_like(k), empty_like(v), empty_like(position_weight), empty_like(time_weight)
+
+
+_hstu_attention = _declare("hstu", bias_channels=0)
+_fuxi_attention = _declare("fuxi", bias_channels=2)
+
+
+def hstu_attention(
+    q: Tensor,
+    k: Tensor,
     v: Tensor,
     offsets: Tensor,
-    query_times: Tensor,
-    key_times: Tensor,
-    position_weight: Tensor,
-    time_weight: Tensor,
+    visible: KeyRanges | None,
+    query_times: Tensor | None,
+    key_times: Tensor | None,
+    position_weight: Tensor | None,
+    time_weight: Tensor | None,
     max_len: int,
-    functional: bool,
-) -> tuple[list[Tensor | None], tuple[int, int, int], list[int]]:
-    """What a kernel reads, the shape (heads, d, e), and the numbers that follow; keep the tensors until it has run."""
-    q, k = (None if x is None else packed_heads(x) for x in (q, k))
-    v = packed_heads(v)
-    others = (x.contiguous() for x in (offsets, query_times, key_times, position_weight, time_weight))
-    boundaries = bucket_boundaries(0 if functional else time_weight.numel() - 1)
-    d, q_stride = (0, 0) if q is None else (q.shape[2], q.stride(0))
-    k_stride = 0 if k is None else k.stride(0)
-    numbers = [offsets.numel() - 1, q_stride, k_stride, v.stride(0), max_len, time_weight.numel(), int(functional)]
-    return [q, k, v, *others, boundaries], (v.shape[1], d, v.shape[2]), numbers
-
-
-_hstu = _Attention("hstu", channels=0)
-fuxi_attention = _Attention("fuxi", channels=2)
-"""See `turbogr.ops.jagged_attention.fuxi.fuxi_attention`; `time_weight` is the decay (a, β, γ) if `functional`."""
-
-
-def hstu_attention(*inputs: Any) -> Tensor:
+    alpha: float,
+) -> Tensor:
     """See `turbogr.ops.jagged_attention.hstu_attention`."""
-    return _hstu(*inputs, False)
+    bias = query_times, key_times, position_weight, time_weight
+    out: Tensor = _hstu_attention(q, k, v, offsets, *(visible or (None, None)), *bias, max_len, False, alpha)
+    return out
+
+
+def fuxi_attention(
+    q: Tensor | None, k: Tensor | None, v: Tensor, offsets: Tensor, visible: KeyRanges | None, *bias_and_length: Any
+) -> Tensor:
+    """See `turbogr.ops.jagged_attention.fuxi.fuxi_attention`.
+
+    `bias_and_length`: the times, position_weight, time_weight, max_len, and whether time_weight is a decay (a, β, γ).
+    """
+    out: Tensor = _fuxi_attention(q, k, v, offsets, *(visible or (None, None)), *bias_and_length, 1.0)
+    return out

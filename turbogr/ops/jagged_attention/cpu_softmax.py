@@ -1,111 +1,88 @@
-"""Causal softmax attention on compiled kernels: a running maximum and sum forward, probabilities again backward."""
+"""Softmax attention on compiled kernels: a running maximum and sum forward, probabilities again backward."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from turbogr.ops import native
 from turbogr.ops.checks import check_offsets
-from turbogr.ops.native import Kernel, packed_heads
+from turbogr.ops.declaration import set_gradient, torch_operator
+from turbogr.ops.jagged_attention.masks import KeyRanges, check_ranges
+from turbogr.ops.native import Kernel, packed_heads, pointer
 
-_forward = Kernel("softmax_forward", "p" * 6 + "i" * 8 + "f")
-_backward = Kernel("softmax_backward", "p" * 10 + "i" * 7 + "f")
+BACKEND = native.BACKEND
 
-
-def _attend(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    check_offsets(offsets, q.shape[0])
-    q, k, v, offsets = packed_heads(q), packed_heads(k), packed_heads(v), offsets.contiguous()
-    num_tokens, heads, d = q.shape
-    out, log_sums = _fake(q, k, v)
-    _forward(
-        q.data_ptr(),
-        k.data_ptr(),
-        v.data_ptr(),
-        offsets.data_ptr(),
-        out.data_ptr(),
-        log_sums.data_ptr(),
-        offsets.numel() - 1,
-        num_tokens,
-        heads,
-        d,
-        v.shape[2],
-        q.stride(0),
-        k.stride(0),
-        v.stride(0),
-        scale,
-    )
-    return out, log_sums
+_forward_kernel = Kernel(
+    "softmax_forward",
+    "float *q, *k, *v; int64 *offsets, *first, *last; float *out, *log_sums; "
+    "int64 num_sequences, num_tokens, heads, d, e, q_stride, k_stride, v_stride; float scale",
+)
+_backward_kernel = Kernel(
+    "softmax_backward",
+    "float *grad_out, *q, *k, *v; int64 *offsets, *first, *last; float *out, *log_sums, *grad_q, *grad_k, *grad_v; "
+    "int64 num_sequences, num_tokens, heads, d, e, q_stride, k_stride, v_stride; float scale",
+)
 
 
-def _gradients(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, out: Tensor, log_sums: Tensor, scale: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    grad, out, offsets = grad.contiguous(), out.contiguous(), offsets.contiguous()
-    q, k, v = packed_heads(q), packed_heads(k), packed_heads(v)
-    grads = _fake_gradients(grad, q, k, v)
-    _, heads, d = q.shape
-    _backward(
-        grad.data_ptr(),
-        q.data_ptr(),
-        k.data_ptr(),
-        v.data_ptr(),
-        offsets.data_ptr(),
-        out.data_ptr(),
-        log_sums.data_ptr(),
-        *(x.data_ptr() for x in grads),
-        offsets.numel() - 1,
-        heads,
-        d,
-        v.shape[2],
-        q.stride(0),
-        k.stride(0),
-        v.stride(0),
-        scale,
-    )
-    return grads
+class _Inputs(NamedTuple):
+    """The arguments of the operator; without `first` and `last` attention is causal."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    offsets: Tensor
+    first: Tensor | None
+    last: Tensor | None
+    scale: float
 
 
-def _fake(q: Tensor, k: Tensor, v: Tensor, *args: object) -> tuple[Tensor, Tensor]:
+def _empty_outputs(v: Tensor) -> tuple[Tensor, Tensor]:
     return v.new_empty(v.shape), v.new_empty(v.shape[:2])
 
 
-def _fake_gradients(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *args: object) -> tuple[Tensor, Tensor, Tensor]:
+def _empty_gradients(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    *tensors, ctx.scale = inputs
-    ctx.mark_non_differentiable(output[1])
-    ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*tensors, *output)
+@torch_operator("softmax_attention", outputs="out log_sums", fake=_empty_outputs)
+def _forward(inputs: _Inputs) -> tuple[Tensor, Tensor]:
+    num_tokens = inputs.q.shape[0]
+    check_offsets(inputs.offsets, num_tokens)
+    if inputs.first is not None and inputs.last is not None:
+        check_ranges(KeyRanges(inputs.first, inputs.last), inputs.offsets, num_tokens)
+    tensors, numbers = _kernel_arguments(inputs)
+    out, log_sums = _empty_outputs(inputs.v)
+    _forward_kernel(*map(pointer, tensors), out.data_ptr(), log_sums.data_ptr(), *numbers)
+    return out, log_sums
 
 
-def _differentiate(ctx: Any, grad: Tensor | None, unused: Tensor | None) -> tuple[Any, ...]:
-    if grad is None:
-        return (None,) * 5
-    grads = torch.ops.turbogr.softmax_attention_backward(grad, *ctx.saved_tensors, ctx.scale)
-    return *grads, None, None
+@torch_operator("softmax_attention_backward", fake=_empty_gradients)
+def _backward(grad: Tensor, out: Tensor, log_sums: Tensor, inputs: _Inputs) -> tuple[Tensor, Tensor, Tensor]:
+    grad, out = grad.contiguous(), out.contiguous()
+    tensors, numbers = _kernel_arguments(inputs)
+    grads = _empty_gradients(inputs.q, inputs.k, inputs.v)
+    results = [out.data_ptr(), log_sums.data_ptr(), *(x.data_ptr() for x in grads)]
+    _backward_kernel(grad.data_ptr(), *map(pointer, tensors), *results, *numbers)
+    return grads
 
 
-native.define(
-    "softmax_attention(Tensor q, Tensor k, Tensor v, Tensor offsets, float scale) -> (Tensor, Tensor)",
-    _attend,
-    _fake,
-    backward=_differentiate,
-    setup_context=_save,
-)
-native.define(
-    "softmax_attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor offsets, Tensor out, "
-    "Tensor log_sums, float scale) -> (Tensor, Tensor, Tensor)",
-    _gradients,
-    _fake_gradients,
-)
+set_gradient(_forward, _backward, of="q k v")
 
 
-def softmax_attention(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, scale: float) -> Tensor:
+def _kernel_arguments(inputs: _Inputs) -> tuple[list[Tensor | None], list[float]]:
+    """The tensors that a kernel reads (keep them until it has run), and the numbers that come last."""
+    q, k, v = (packed_heads(x) for x in inputs[:3])
+    ranges = [None if x is None else x.contiguous() for x in (inputs.first, inputs.last)]
+    strides = [x.stride(0) for x in (q, k, v)]
+    numbers = [inputs.offsets.numel() - 1, *q.shape, v.shape[2], *strides, inputs.scale]
+    return [q, k, v, inputs.offsets.contiguous(), *ranges], numbers
+
+
+def softmax_attention(
+    q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, visible: KeyRanges | None, scale: float
+) -> Tensor:
     """See `turbogr.ops.jagged_attention.softmax.softmax_attention`."""
-    out: Tensor = torch.ops.turbogr.softmax_attention(q, k, v, offsets, scale)[0]
+    out: Tensor = _forward(q, k, v, offsets, *(visible or (None, None)), scale)[0]
     return out

@@ -11,9 +11,10 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from turbogr.ops import native, registry
+from turbogr.ops import registry
 from turbogr.ops.checks import check_filled, check_offsets, check_shape
-from turbogr.ops.jagged_attention import RelativeBias, _check_bias, _check_qkv, cpu_relative, reference
+from turbogr.ops.jagged_attention import RelativeBias, _check_bias, _check_qkv, reference
+from turbogr.ops.jagged_attention.masks import KeyRanges, check_ranges
 
 DECAY_UNIT = reference.DECAY_UNIT
 
@@ -40,15 +41,17 @@ def fuxi_attention(
     bias: RelativeBias | DecayBias,
     *,
     max_len: int,
+    visible: KeyRanges | None = None,
 ) -> Tensor:
     """Return the channels of every head side by side, [T, h, c · e]: position, time and, given q and k, content.
 
-    Over j <= i they are sum_j position_weight[max_len - 1 + j - i] · v_j, sum_j time_ij · v_j and
-    sum_j SiLU(q_i · k_j) / max_len · v_j; c is 3, or 2 when q and k are None.
+    Over the keys j that token i sees (`visible`; None means j <= i) they are
+    sum_j position_weight[max_len - 1 + j - i] · v_j, sum_j time_ij · v_j and sum_j SiLU(q_i · k_j) / max_len · v_j.
+    c is 3, or 2 when q and k are None.
 
     Raises:
-        ValueError: shapes or offsets that do not fit together, one of q and k without the other, or a sequence longer
-            than `max_len`.
+        ValueError: shapes, offsets or ranges that do not fit together, one of q and k without the other, or a sequence
+            longer than `max_len`.
     """
     if (q is None) != (k is None):
         raise ValueError("give both q and k, or neither for attention without the content channel")
@@ -61,10 +64,11 @@ def fuxi_attention(
     if functional:
         check_shape("decay", bias[3], (3,))
     _check_bias(RelativeBias(*bias), v, max_len)
+    if visible is not None:
+        check_ranges(visible, offsets, v.shape[0])
     function = registry.choose("fuxi_attention", v.device, v.dtype)
-    out: Tensor = function(q, k, v, offsets, *bias, max_len, functional)
+    out: Tensor = function(q, k, v, offsets, visible, *bias, max_len, functional)
     return out
 
 
-registry.register_reference("fuxi_attention", reference.fuxi_attention)
-registry.register("fuxi_attention", registry.Backend("cpu", cpu_relative.fuxi_attention, native.why_not))
+registry.register_operator("fuxi_attention", package=__package__)

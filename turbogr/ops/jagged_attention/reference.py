@@ -10,6 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from turbogr.ops.jagged_attention.masks import KeyRanges
+from turbogr.ops.registry import REFERENCE
+
+BACKEND = REFERENCE
+
 BUCKET_WIDTH = 0.301
 DECAY_UNIT = 86_400.0  # seconds
 _BEYOND_INT64 = 44.0  # exp of it exceeds every int64; that of some thousand buckets would exceed every float
@@ -66,26 +71,43 @@ def _look_up(weight: Tensor, index: Tensor) -> Tensor:
     return weight.index_select(0, index.flatten()).view(index.shape)
 
 
+def visible_pairs(visible: KeyRanges, row: slice) -> Tensor:
+    """Which keys the queries of one sequence of n see, [n, n] bool."""
+    first, last = (ends[row, None] for ends in visible)
+    position = torch.arange(row.stop - row.start, device=first.device)
+    return ((position >= first) & (position < last)) | (position == position[:, None])
+
+
+def _keep_visible(weights: Tensor, visible: KeyRanges | None, row: slice) -> Tensor:
+    """The weights [..., n, n] of one sequence with zeros where a query does not see the key."""
+    return torch.tril(weights) if visible is None else torch.where(visible_pairs(visible, row), weights, 0)
+
+
 def hstu_attention(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     offsets: Tensor,
-    query_times: Tensor,
-    key_times: Tensor,
-    position_weight: Tensor,
-    time_weight: Tensor,
+    visible: KeyRanges | None,
+    query_times: Tensor | None,
+    key_times: Tensor | None,
+    position_weight: Tensor | None,
+    time_weight: Tensor | None,
     max_len: int,
+    alpha: float,
 ) -> Tensor:
     """See `turbogr.ops.jagged_attention.hstu_attention`."""
     rows = []
-    bounds = offsets.tolist()
-    for start, stop in pairwise(bounds):
+    if alpha != 1.0:
+        q = alpha * q
+    for start, stop in pairwise(offsets.tolist()):
         row = slice(start, stop)
-        bias = relative_bias(query_times[row], key_times[row], position_weight, time_weight, max_len)
         q_hnd, k_hnd, v_hne = (x[row].transpose(0, 1) for x in (q, k, v))
-        scores = torch.tril(F.silu(q_hnd @ k_hnd.transpose(1, 2) + bias) / max_len)
-        rows.append((scores @ v_hne).transpose(0, 1))
+        scores = q_hnd @ k_hnd.transpose(1, 2)
+        if query_times is not None:
+            assert key_times is not None and position_weight is not None and time_weight is not None
+            scores = scores + relative_bias(query_times[row], key_times[row], position_weight, time_weight, max_len)
+        rows.append((_keep_visible(F.silu(scores) / max_len, visible, row) @ v_hne).transpose(0, 1))
     return torch.cat(rows) if rows else v.new_zeros(v.shape)
 
 
@@ -94,6 +116,7 @@ def fuxi_attention(
     k: Tensor | None,
     v: Tensor,
     offsets: Tensor,
+    visible: KeyRanges | None,
     query_times: Tensor,
     key_times: Tensor,
     position_weight: Tensor,
@@ -107,24 +130,31 @@ def fuxi_attention(
     for start, stop in pairwise(offsets.tolist()):
         row = slice(start, stop)
         v_hne = v[row].transpose(0, 1)
-        by_position = torch.tril(position_weights(stop - start, position_weight, max_len))
-        by_time = torch.tril(weigh(query_times[row], key_times[row], time_weight))
-        channels = [by_position @ v_hne, by_time @ v_hne]
+        weights = [
+            position_weights(stop - start, position_weight, max_len),
+            weigh(query_times[row], key_times[row], time_weight),
+        ]
         if q is not None and k is not None:
             q_hnd, k_hnd = (x[row].transpose(0, 1) for x in (q, k))
-            channels.append(torch.tril(F.silu(q_hnd @ k_hnd.transpose(1, 2)) / max_len) @ v_hne)
+            weights.append(F.silu(q_hnd @ k_hnd.transpose(1, 2)) / max_len)
+        channels = [_keep_visible(channel, visible, row) @ v_hne for channel in weights]
         rows.append(torch.cat(channels, dim=2).transpose(0, 1))
     num_channels = 2 if q is None else 3
     return torch.cat(rows) if rows else v.new_zeros(0, v.shape[1], num_channels * v.shape[2])
 
 
-def softmax_attention(q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, scale: float) -> Tensor:
+def softmax_attention(
+    q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, visible: KeyRanges | None, scale: float
+) -> Tensor:
     """See `turbogr.ops.jagged_attention.softmax.softmax_attention`."""
     rows = []
     for start, stop in pairwise(offsets.tolist()):
         row = slice(start, stop)
         q_hnd, k_hnd, v_hne = (x[row].transpose(0, 1) for x in (q, k, v))
-        future = torch.ones(stop - start, stop - start, dtype=torch.bool, device=q.device).triu(1)
-        scores = (scale * q_hnd @ k_hnd.transpose(1, 2)).masked_fill(future, float("-inf"))
+        if visible is None:
+            hidden = torch.ones(stop - start, stop - start, dtype=torch.bool, device=q.device).triu(1)
+        else:
+            hidden = ~visible_pairs(visible, row)
+        scores = (scale * q_hnd @ k_hnd.transpose(1, 2)).masked_fill(hidden, float("-inf"))
         rows.append((torch.softmax(scores, dim=2) @ v_hne).transpose(0, 1))
     return torch.cat(rows) if rows else v.new_zeros(v.shape)

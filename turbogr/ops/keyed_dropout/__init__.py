@@ -1,12 +1,11 @@
-"""Dropout by the keys of the rows, where no other operator takes it along."""
+"""Dropout whose mask is a function of the rows' keys, as an operator of its own."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from turbogr.ops import native, registry
+from turbogr.ops import registry
 from turbogr.ops.checks import check_keys, check_shape
-from turbogr.ops.keyed_dropout import cpu, reference
 from turbogr.random import Dropout
 
 
@@ -26,5 +25,4 @@ def keyed_dropout(x: Tensor, dropout: Dropout | None, keys: Tensor) -> Tensor:
     return out
 
 
-registry.register_reference("keyed_dropout", reference.keyed_dropout)
-registry.register("keyed_dropout", registry.Backend("cpu", cpu.keyed_dropout, native.why_not))
+registry.register_operator("keyed_dropout", package=__name__)

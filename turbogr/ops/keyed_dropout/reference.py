@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from turbogr.ops.registry import REFERENCE
 from turbogr.random import Dropout, apply_dropout
+
+BACKEND = REFERENCE
 
 
 def keyed_dropout(x: Tensor, dropout: Dropout, keys: Tensor) -> Tensor:

@@ -7,9 +7,8 @@ from typing import Literal, get_args
 
 from torch import Tensor
 
-from turbogr.ops import native, registry
+from turbogr.ops import registry
 from turbogr.ops.checks import check_choice, check_dtypes, check_shape
-from turbogr.ops.norm_linear import cpu, reference
 
 Norm = Literal["layer", "rms", "none"]
 Activation = Literal["silu", "none"]
@@ -40,7 +39,7 @@ def norm_linear_pieces(
 ) -> list[Tensor]:
     """Return the columns of `norm_linear` as tensors [T, width] of their own, for `widths` that add up to `out`.
 
-    Splitting the result would do, but then the gradients of the pieces are joined in a pass of its own.
+    Splitting the result would give the same, but then the gradients of the pieces are joined in an extra pass.
 
     Raises:
         ValueError: shapes that do not fit.
@@ -59,5 +58,4 @@ def norm_linear_pieces(
     return pieces
 
 
-registry.register_reference("norm_linear", reference.norm_linear)
-registry.register("norm_linear", registry.Backend("cpu", cpu.norm_linear, native.why_not))
+registry.register_operator("norm_linear", package=__name__)

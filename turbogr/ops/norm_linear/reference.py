@@ -5,6 +5,10 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional as F
 
+from turbogr.ops.registry import REFERENCE
+
+BACKEND = REFERENCE
+
 
 def normalize(x: Tensor, norm: str, eps: float) -> Tensor:
     """LayerNorm, RMSNorm or nothing over the last dimension, without parameters."""

@@ -5,10 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from turbogr import random
-from turbogr.ops import native, registry
+from turbogr.ops import registry
 from turbogr.ops.checks import check_shape
-from turbogr.ops.random_integers import cpu
 
 
 def random_integers(keys: Tensor, seed: int, num_columns: int, bound: int) -> Tensor:
@@ -29,5 +27,4 @@ def random_integers(keys: Tensor, seed: int, num_columns: int, bound: int) -> Te
     return out
 
 
-registry.register_reference("random_integers", random.random_integers)
-registry.register("random_integers", registry.Backend("cpu", cpu.random_integers, native.why_not))
+registry.register_operator("random_integers", package=__name__)

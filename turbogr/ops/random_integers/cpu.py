@@ -6,26 +6,22 @@ import torch
 from torch import Tensor
 
 from turbogr.ops import native
+from turbogr.ops.declaration import torch_operator
 from turbogr.ops.native import Kernel
 
-_kernel = Kernel("random_integers", "ppiiui")
+BACKEND = native.BACKEND
+
+_kernel = Kernel("random_integers", "int64 *keys; int32 *out; int64 num_rows, num_columns; uint64 seed; int64 bound")
 
 
-def _random_integers(keys: Tensor, seed: int, num_columns: int, bound: int) -> Tensor:
-    keys = keys.contiguous()
-    out = torch.empty(keys.numel(), num_columns, dtype=torch.int32)
-    _kernel(keys.data_ptr(), out.data_ptr(), keys.numel(), num_columns, seed, bound)
-    return out
-
-
-def _fake(keys: Tensor, seed: int, num_columns: int, bound: int) -> Tensor:
+def _empty_output(keys: Tensor, num_columns: int) -> Tensor:
     return keys.new_empty(keys.shape[0], num_columns, dtype=torch.int32)
 
 
-native.define("random_integers(Tensor keys, int seed, int num_columns, int bound) -> Tensor", _random_integers, _fake)
-
-
+@torch_operator("random_integers", fake=_empty_output)
 def random_integers(keys: Tensor, seed: int, num_columns: int, bound: int) -> Tensor:
     """See `turbogr.ops.random_integers.random_integers`."""
-    out: Tensor = torch.ops.turbogr.random_integers(keys, seed, num_columns, bound)
+    keys = keys.contiguous()
+    out = _empty_output(keys, num_columns)
+    _kernel(keys.data_ptr(), out.data_ptr(), keys.numel(), num_columns, seed, bound)
     return out

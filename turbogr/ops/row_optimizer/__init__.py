@@ -1,16 +1,15 @@
-"""Optimisers that touch only some rows of a table, in place: the update of the item table after each step.
+"""Optimisers that update only some rows of a table, in place: the update of a table after each step.
 
-Both take `weight` [V, d], `index` [R] distinct rows and their summed gradients `grad` [R, d]. State of the other rows
-is left alone, so the cost follows the batch, not the table.
+Both take `weight` [V, d], `index` [R] distinct rows and their summed gradients `grad` [R, d]. The other rows and
+their state are not touched, so the cost depends on the batch, not on the table.
 """
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from turbogr.ops import native, registry
+from turbogr.ops import registry
 from turbogr.ops.checks import check_dtypes, check_shape
-from turbogr.ops.row_optimizer import cpu, reference
 
 
 def row_adam_(
@@ -34,14 +33,14 @@ def row_adam_(
     _check(weight, index, grad, mean=mean, square=square)
     if step < 1:
         raise ValueError(f"step counts from 1, got {step}")
-    function = registry.choose("row_adam", weight.device, weight.dtype)
+    function = registry.choose("row_adam_", weight.device, weight.dtype)
     function(weight, mean, square, index, grad, step, lr, *betas, eps, weight_decay)
 
 
 def row_adagrad_(weight: Tensor, square: Tensor, index: Tensor, grad: Tensor, *, lr: float, eps: float) -> None:
     """Adagrad on the rows `index`: square += grad², weight -= lr · grad / (sqrt(square) + eps); `square` [V, d]."""
     _check(weight, index, grad, square=square)
-    registry.choose("row_adagrad", weight.device, weight.dtype)(weight, square, index, grad, lr, eps)
+    registry.choose("row_adagrad_", weight.device, weight.dtype)(weight, square, index, grad, lr, eps)
 
 
 def _check(weight: Tensor, index: Tensor, grad: Tensor, **state: Tensor) -> None:
@@ -53,7 +52,5 @@ def _check(weight: Tensor, index: Tensor, grad: Tensor, **state: Tensor) -> None
         check_shape(name, tensor, tuple(weight.shape))
 
 
-registry.register_reference("row_adam", reference.row_adam_)
-registry.register_reference("row_adagrad", reference.row_adagrad_)
-registry.register("row_adam", registry.Backend("cpu", cpu.row_adam_, native.why_not))
-registry.register("row_adagrad", registry.Backend("cpu", cpu.row_adagrad_, native.why_not))
+registry.register_operator("row_adam_", package=__name__)
+registry.register_operator("row_adagrad_", package=__name__)

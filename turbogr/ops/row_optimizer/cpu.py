@@ -1,4 +1,4 @@
-"""The row optimisers on compiled kernels: one pass over the touched rows."""
+"""The row optimisers on compiled kernels: one pass over the rows that are updated."""
 
 from __future__ import annotations
 
@@ -9,13 +9,24 @@ from torch import Tensor
 
 from turbogr.ops import native
 from turbogr.ops.checks import check_index
+from turbogr.ops.declaration import torch_operator
 from turbogr.ops.native import Kernel
 
-_adam = Kernel("row_adam", "pppppiifffffff")
-_adagrad = Kernel("row_adagrad", "ppppiiff")
+BACKEND = native.BACKEND
+
+_adam_kernel = Kernel(
+    "row_adam",
+    "float *weight, *mean, *square; int64 *index; float *grad; int64 num_rows, width; "
+    "float mean_share, beta2, square_share, eps, decay, step_size, inverse_root_correction",
+)
+_adagrad_kernel = Kernel(
+    "row_adagrad", "float *weight, *square; int64 *index; float *grad; int64 num_rows, width; float lr, eps"
+)
 
 
-def _row_adam_(
+@torch.no_grad()
+@torch_operator("row_adam_", mutates="weight mean square")
+def row_adam_(
     weight: Tensor,
     mean: Tensor,
     square: Tensor,
@@ -28,11 +39,12 @@ def _row_adam_(
     eps: float,
     weight_decay: float,
 ) -> None:
+    """See `turbogr.ops.row_optimizer.row_adam_`."""
     for name, tensor in (("weight", weight), ("mean", mean), ("square", square)):
         _require_contiguous(name, tensor)
     check_index("index", index, weight.shape[0])
     index, grad = native.int64(index), grad.contiguous()
-    _adam(
+    _adam_kernel(
         weight.data_ptr(),
         mean.data_ptr(),
         square.data_ptr(),
@@ -50,12 +62,15 @@ def _row_adam_(
     )
 
 
-def _row_adagrad_(weight: Tensor, square: Tensor, index: Tensor, grad: Tensor, lr: float, eps: float) -> None:
+@torch.no_grad()
+@torch_operator("row_adagrad_", mutates="weight square")
+def row_adagrad_(weight: Tensor, square: Tensor, index: Tensor, grad: Tensor, lr: float, eps: float) -> None:
+    """See `turbogr.ops.row_optimizer.row_adagrad_`."""
     for name, tensor in (("weight", weight), ("square", square)):
         _require_contiguous(name, tensor)
     check_index("index", index, weight.shape[0])
     index, grad = native.int64(index), grad.contiguous()
-    _adagrad(
+    _adagrad_kernel(
         weight.data_ptr(),
         square.data_ptr(),
         index.data_ptr(),
@@ -70,44 +85,3 @@ def _row_adagrad_(weight: Tensor, square: Tensor, index: Tensor, grad: Tensor, l
 def _require_contiguous(name: str, tensor: Tensor) -> None:
     if not tensor.is_contiguous():
         raise ValueError(f"{name} must be contiguous to be updated in place, got strides {tensor.stride()}")
-
-
-def _fake(*args: object) -> None:
-    """Nothing comes out: the state is changed in place."""
-
-
-native.define(
-    "row_adam_(Tensor(a!) weight, Tensor(b!) mean, Tensor(c!) square, Tensor index, Tensor grad, int step, float lr, "
-    "float beta1, float beta2, float eps, float weight_decay) -> ()",
-    _row_adam_,
-    _fake,
-)
-native.define(
-    "row_adagrad_(Tensor(a!) weight, Tensor(b!) square, Tensor index, Tensor grad, float lr, float eps) -> ()",
-    _row_adagrad_,
-    _fake,
-)
-
-
-@torch.no_grad()
-def row_adam_(
-    weight: Tensor,
-    mean: Tensor,
-    square: Tensor,
-    index: Tensor,
-    grad: Tensor,
-    step: int,
-    lr: float,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    weight_decay: float,
-) -> None:
-    """See `turbogr.ops.row_optimizer.row_adam_`."""
-    torch.ops.turbogr.row_adam_(weight, mean, square, index, grad, step, lr, beta1, beta2, eps, weight_decay)
-
-
-@torch.no_grad()
-def row_adagrad_(weight: Tensor, square: Tensor, index: Tensor, grad: Tensor, lr: float, eps: float) -> None:
-    """See `turbogr.ops.row_optimizer.row_adagrad_`."""
-    torch.ops.turbogr.row_adagrad_(weight, square, index, grad, lr, eps)

@@ -8,6 +8,9 @@ import torch
 from torch import Tensor
 
 from turbogr.ops.checks import check_index
+from turbogr.ops.registry import REFERENCE
+
+BACKEND = REFERENCE
 
 
 @torch.no_grad()

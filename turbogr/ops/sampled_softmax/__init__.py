@@ -6,9 +6,9 @@ from typing import Literal, get_args
 
 from torch import Tensor
 
-from turbogr.ops import native, registry
+from turbogr.ops import registry
 from turbogr.ops.checks import check_choice, check_dtypes, check_filled, check_shape
-from turbogr.ops.sampled_softmax import cpu, reference
+from turbogr.ops.sampled_softmax import reference
 
 NORM_EPS = reference.NORM_EPS
 
@@ -35,11 +35,11 @@ def sampled_softmax(
     position's positive is left out. `log_q` [R], the log probability with which each row is drawn, is subtracted from
     the logits (for samplers that are not uniform).
 
-    `groups` [G + 1] int64 are offsets of groups of positions, none empty, that share negatives [G, n]: a product of
-    matrices instead of one of a matrix and a vector each. `precision` is that of the negatives' vectors, after they
-    are scaled to unit length: fp16, or int8 times a scale of the row. Sums are fp32 and gradients ignore the rounding.
-    Without `keep` a backend that can computes the probabilities again in the backward, in portions, so that nothing of
-    the size of all negatives is held in between.
+    `groups` [G + 1] int64 are offsets of groups of positions, none empty, that share negatives [G, n]: scoring is then
+    a matrix product per group instead of a matrix-vector product per position. `precision` is that of the negatives'
+    vectors, after they are scaled to unit length: fp16, or int8 times a scale per row. Sums are fp32, and gradients
+    ignore the rounding. Without `keep` the probabilities [T, n + 1] are not stored for the backward but computed again
+    in portions; a backend may ignore it.
 
     Raises:
         ValueError: shapes that do not fit, an index outside `rows`, a temperature that is not positive, or an unknown
@@ -62,9 +62,8 @@ def sampled_softmax(
 
 
 def reads_rows_in_place(queries: Tensor) -> bool:
-    """Whether the backend that serves these queries reads rows where they are; else it builds [T, n, d] of them."""
-    return registry.choose("sampled_softmax", queries.device, queries.dtype) is cpu.sampled_softmax
+    """Whether the backend for these queries reads rows in place; the reference builds a tensor [T, n, d] of them."""
+    return registry.choose("sampled_softmax", queries.device, queries.dtype) is not reference.sampled_softmax
 
 
-registry.register_reference("sampled_softmax", reference.sampled_softmax)
-registry.register("sampled_softmax", registry.Backend("cpu", cpu.sampled_softmax, native.why_not))
+registry.register_operator("sampled_softmax", package=__name__)

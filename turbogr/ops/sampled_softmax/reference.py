@@ -7,6 +7,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from turbogr.ops.checks import check_index, check_offsets
+from turbogr.ops.registry import REFERENCE
+
+BACKEND = REFERENCE
 
 NORM_EPS = 1e-6
 

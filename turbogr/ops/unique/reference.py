@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from turbogr.ops.checks import check_index
+from turbogr.ops.registry import REFERENCE
+
+BACKEND = REFERENCE
 
 
-def unique_rows(pieces: list[Tensor], num_rows: int) -> tuple[Tensor, Tensor]:
+def unique_rows(
+    ids: list[Tensor], num_rows: int, bases: Sequence[tuple[int, int]] | None = None
+) -> tuple[Tensor, Tensor]:
     """See `turbogr.ops.unique.unique_rows`."""
-    for ids in pieces:
-        check_index("ids", ids, num_rows)
-    distinct, index = torch.unique(torch.cat([ids.flatten().to(torch.int64) for ids in pieces]), return_inverse=True)
+    check_ids(ids, num_rows, bases)
+    rows = [tensor.flatten().to(torch.int64) for tensor in ids]
+    if bases is not None:
+        rows = [tensor + base for tensor, (base, _) in zip(rows, bases, strict=True)]
+    distinct, index = torch.unique(torch.cat(rows), return_inverse=True)
     return distinct, index.to(torch.int32)
+
+
+def check_ids(ids: list[Tensor], num_rows: int, bases: Sequence[tuple[int, int]] | None) -> None:
+    """Require every id inside its table."""
+    for number, tensor in enumerate(ids):
+        if bases is None:
+            check_index("ids", tensor, num_rows)
+        else:
+            check_index(f"ids[{number}]", tensor, bases[number][1])

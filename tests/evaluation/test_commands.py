@@ -1,0 +1,359 @@
+"""`turbogr evaluate` and `turbogr recommend` on a really trained, tiny run."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+import yaml
+
+from tests.stores import draw_histories, write_store
+from turbogr import cli, machine, ops
+from turbogr.commands.recommend import read_users
+from turbogr.config import Config, DataConfig, EvaluateConfig, LossConfig, ModelConfig, TrainConfig
+from turbogr.data.store import Store
+from turbogr.errors import UserError
+from turbogr.evaluation.evaluator import evaluate
+from turbogr.recommend import load
+from turbogr.runs import open_run
+from turbogr.training.run import train
+
+NUM_USERS, NUM_ITEMS = 180, 50
+CONFIG = Config(
+    model=ModelConfig(dim=16, num_blocks=1, num_heads=1, max_len=12, num_time_buckets=16),
+    loss=LossConfig(num_negatives=8),
+    data=DataConfig(batch_size=32),
+    evaluate=EvaluateConfig(ks=(5, 10), metric="hr@10"),
+    train=TrainConfig(epochs=2, tensorboard=False),
+)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    folder = tmp_path_factory.mktemp("trained")
+    write_store(folder / "data", draw_histories(1, NUM_USERS, NUM_ITEMS, shortest=2), NUM_ITEMS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(machine, "gemm_peak", lambda *args, **kwargs: 1e11)
+        train(CONFIG, folder / "data", folder / "run")
+        yield folder / "run"
+
+
+@pytest.fixture
+def run(trained: Path, tmp_path: Path) -> Path:
+    """A copy, for tests that write into the run folder."""
+    shutil.copytree(trained, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def test_another_filter_leaves_the_run_as_it_is(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = sorted(path.name for path in run.iterdir())
+    assert cli.main(["evaluate", str(run), "--filter-last", "2"]) == 0
+    assert "without the user's last 2 earlier items" in capsys.readouterr().out
+    assert cli.main(["evaluate", str(run), "--filter-last", "2", "--json", str(tmp_path / "two.json")]) == 0
+    assert sorted(path.name for path in run.iterdir()) == before
+    opened = open_run(run)
+    result = evaluate(opened.encoder, opened.store, opened.split, max_len=12, ks=(5, 10), filter_last=2)
+    assert json.loads((tmp_path / "two.json").read_text())["parts"]["test"]["model"] == result.metrics
+    huge = "9" * 20
+    assert cli.main(["evaluate", str(run), "--filter-last", huge, "--json", str(tmp_path / "all.json")]) == 0
+    everything = evaluate(opened.encoder, opened.store, opened.split, max_len=12, ks=(5, 10))
+    assert json.loads((tmp_path / "all.json").read_text())["parts"]["test"]["model"] == everything.metrics
+    assert cli.main(["evaluate", str(run), "--filter-last", "0"]) == 2
+    assert "--filter-last is 0; give at least 1" in capsys.readouterr().err
+
+
+def test_evaluate_prints_and_writes_what_it_measured(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    assert cli.main(["evaluate", str(run), "--json", str(tmp_path / "copy.json")]) == 0
+    printed = capsys.readouterr().out
+    record = json.loads((run / "evaluation.json").read_text())
+    assert record == json.loads((tmp_path / "copy.json").read_text())
+    opened = open_run(run)
+    result = evaluate(opened.encoder, opened.store, opened.split, "test", max_len=12, ks=(5, 10))
+    assert record["parts"]["test"]["model"] == result.metrics
+    assert set(record["parts"]["test"]) == {"model", "popularity", "markov"}
+    assert record["num_users"] == NUM_USERS
+    assert record["selected_on"] == "valid hr@10"
+    assert record["step"] == opened.checkpoint.step
+    assert "leave-two-out" in record["protocol"]
+    assert "chosen by its hr@10 on the validation items" in record["protocol"]
+    assert record["protocol"] in printed
+    row = next(line.split() for line in printed.splitlines() if line.startswith("hr@10"))
+    assert row[1:] == [f"{record['parts']['test'][name]['hr@10']:.4f}" for name in ("model", "popularity", "markov")]
+    assert len(json.loads((run / "samples.json").read_text())["users"]) == 12
+
+
+def test_evaluate_keeps_the_other_part_of_the_same_checkpoint_only(run: Path, capsys: pytest.CaptureFixture) -> None:
+    short = sum(length < 3 for length in np.diff(open_run(run).store.offsets))
+    assert cli.main(["evaluate", str(run), "--part", "valid"]) == 0
+    valid = json.loads((run / "evaluation.json").read_text())
+    assert valid["skipped"] == {"no valid event": short}
+    assert "the validation item is ranked" in valid["protocol"]
+    assert "on these same held-out items" in valid["protocol"]
+    assert f"{short} users are not part of it: no valid event" in capsys.readouterr().out
+
+    assert cli.main(["evaluate", str(run), "--batch-size", "1"]) == 0
+    test = json.loads((run / "evaluation.json").read_text())
+    assert test["parts"]["valid"] == valid["parts"]["valid"]
+    assert "the test item is ranked" in test["protocol"]
+    assert cli.main(["evaluate", str(run), "--part", "valid", "--batch-size", "1000"]) == 0
+    record = json.loads((run / "evaluation.json").read_text())
+    assert record == test, "the same numbers for any batch size, headed by the test part"
+
+    assert record["rule"] == {"ks": [5, 10], "filter_seen": True, "repeated": "missed"}
+    old = {key: value for key, value in record.items() if key != "rule"} | {"repeated": "missed"}  # as 0.1.0 wrote it
+    (run / "evaluation.json").write_text(json.dumps(old))
+    assert cli.main(["evaluate", str(run), "--part", "valid"]) == 0
+    assert json.loads((run / "evaluation.json").read_text()) == record
+
+    older = {key: value for key, value in record.items() if key != "rule"}
+    (run / "evaluation.json").write_text(json.dumps(older))
+    assert cli.main(["evaluate", str(run), "--part", "valid"]) == 0
+    assert list(json.loads((run / "evaluation.json").read_text())["parts"]) == ["valid"], "test is by another rule"
+
+    (run / "evaluation.json").write_text(json.dumps({**record, "step": 10**6}))
+    assert cli.main(["evaluate", str(run), "--which", "last"]) == 0
+    record = json.loads((run / "evaluation.json").read_text())
+    assert list(record["parts"]) == ["test"]
+    assert record["selected_on"] is None
+    assert "the last one" in record["protocol"]
+
+
+@pytest.mark.parametrize("ending", ["parquet", "csv", "jsonl"])
+def test_recommend_writes_every_user_in_every_format(trained: Path, tmp_path: Path, ending: str) -> None:
+    out = tmp_path / f"lists.{ending}"
+    assert cli.main(["recommend", str(trained), "--k", "4", "--out", str(out)]) == 0
+    rows: list[dict[str, object]]
+    if ending == "parquet":
+        rows = pq.read_table(out).to_pylist()
+    elif ending == "csv":
+        assert out.read_text().startswith('user_id,item_id,rank,score\n100,"item-0')
+        with out.open(newline="") as file:
+            rows = [
+                {**row, "user_id": int(row["user_id"]), "rank": int(row["rank"]), "score": float(row["score"])}
+                for row in csv.DictReader(file)
+            ]
+    else:
+        rows = [json.loads(line) for line in out.read_text().splitlines()]
+    wanted = [
+        {"user_id": int(user), "item_id": item, "rank": int(rank), "score": pytest.approx(float(score), rel=1e-6)}
+        for some in load(trained).recommend_users(k=4)
+        for user, item, rank, score in zip(some.user_ids, some.item_ids, some.positions, some.scores, strict=True)
+    ]
+    assert len(rows) == 4 * NUM_USERS
+    assert rows == wanted
+    assert list(tmp_path.iterdir()) == [out], "nothing else is left beside the file"
+
+
+def test_recommend_for_the_users_of_a_file(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    users, out = tmp_path / "users.txt", tmp_path / "lists.csv"
+    users.write_text("105\n\n130\n105\n")
+    assert cli.main(["recommend", str(trained), "--users", str(users), "--out", str(out), "--include-seen"]) == 0
+    assert "1 users are in" in capsys.readouterr().err
+    with out.open(newline="") as file:
+        assert [row["user_id"] for row in csv.DictReader(file)] == ["105"] * 10 + ["130"] * 10
+
+    users.write_text("105\n7\n8\n")
+    before = out.read_bytes()
+    command = ["recommend", str(trained), "--users", str(users), "--out", str(out)]
+    assert cli.main(command) == 2
+    assert "2 of 3 users are not in" in capsys.readouterr().err
+    assert out.read_bytes() == before
+    assert cli.main([*command, "--skip-unknown"]) == 0
+    assert "they are left out" in capsys.readouterr().err
+    with out.open(newline="") as file:
+        assert {row["user_id"] for row in csv.DictReader(file)} == {"105"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--out", "lists.xlsx"], "choose from .parquet, .csv, .jsonl"),
+        (["--out", "lists.csv", "--k", "0"], "--k is 0"),
+        (["--out", "lists.csv", "--batch-size", "0"], "--batch-size is 0"),
+        (["--out", "lists.csv", "--at", "tomorrow"], "cannot read 'tomorrow' as a time"),
+        (["--out", "lists.csv", "--at", "0"], "before the last event of user"),
+        (["--out", "nowhere/lists.csv"], "--out nowhere/lists.csv: the folder nowhere does not exist"),
+        (["--out", "lists.csv", "--users", "nobody.txt"], "no such file or folder"),
+        (["--out", "lists.csv", "--data", "nowhere"], "does not exist"),
+    ],
+)
+def test_mistakes_are_reported_in_one_sentence_and_write_nothing(
+    trained: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+    options: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["recommend", str(trained), *options]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", [("recommend", "--out", "lists.csv"), ("evaluate", "--json", "result.json")])
+def test_a_target_without_a_folder_is_refused_before_the_model_is_loaded(
+    trained: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+    command: tuple[str, ...],
+) -> None:
+    def refuse(*args: object) -> None:
+        raise AssertionError("the model is loaded")
+
+    monkeypatch.setattr("turbogr.runs._load", refuse)
+    name, option, file = command
+    assert cli.main([name, str(trained), option, str(tmp_path / "nowhere" / file)]) == 2
+    assert (
+        f"{option} {tmp_path}/nowhere/{file}: the folder {tmp_path}/nowhere does not exist" in capsys.readouterr().err
+    )
+    (tmp_path / file).mkdir()
+    assert cli.main([name, str(trained), option, str(tmp_path / file)]) == 2
+    assert "is a folder" in capsys.readouterr().err
+    (tmp_path / file).rmdir()
+    os.mkfifo(tmp_path / file)
+    assert cli.main([name, str(trained), option, str(tmp_path / file)]) == 2
+    assert f"{option} {tmp_path}/{file} is a pipe and cannot be replaced by a file" in capsys.readouterr().err
+    assert stat.S_ISFIFO((tmp_path / file).stat().st_mode)
+
+
+@pytest.mark.parametrize("name", ["evaluation.json", "samples.json"])
+def test_a_pipe_in_the_run_folder_is_refused_before_the_work(
+    run: Path, name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    def refuse(*args: object, **settings: object) -> None:
+        raise AssertionError("the run is measured")
+
+    monkeypatch.setattr("turbogr.evaluation.evaluator.evaluate", refuse)
+    (run / name).unlink(missing_ok=True)
+    os.mkfifo(run / name)
+    assert cli.main(["evaluate", str(run)]) == 2
+    assert f"the result {run}/{name} is a pipe" in capsys.readouterr().err
+    assert stat.S_ISFIFO((run / name).stat().st_mode)
+
+
+def test_users_who_have_seen_everything_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr(machine, "gemm_peak", lambda *args, **kwargs: 1e11)
+    histories = [*draw_histories(3, 40, 12, shortest=3), list(range(12)), list(range(12))]
+    complete = sum(len(set(history)) == 12 for history in histories)
+    write_store(tmp_path / "data", histories, 12)
+    train(CONFIG, tmp_path / "data", tmp_path / "run")
+    capsys.readouterr()
+    command = ["recommend", str(tmp_path / "run"), "--out", str(tmp_path / "lists.jsonl")]
+    assert cli.main(command) == 0
+    assert f"\n{complete} users have no row: they have seen every item" in capsys.readouterr().err
+    assert cli.main([*command, "--include-seen"]) == 0
+    assert "no row" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["reference", "auto"])
+def test_a_run_is_opened_with_the_backend_it_was_trained_with(run: Path, name: str) -> None:
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    config["train"]["backend"] = name
+    (run / "config.yaml").write_text(yaml.safe_dump(config))
+    with ops.backend("reference" if name == "auto" else "auto"):
+        open_run(run)
+        served = ops.services(torch.device("cpu"))
+    assert ({service.why for service in served} == {"chosen by name"}) == (name == "reference")
+    assert name == "auto" or {service.backend for service in served} == {"reference"}
+
+
+def test_a_store_that_moved_is_found_again_and_another_one_is_refused(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    record = json.loads((run / "run.json").read_text())
+    home = Path(record["data"]["path"])
+    shutil.copytree(home, tmp_path / "moved")
+    record["data"]["path"] = str(tmp_path / "gone")
+    (run / "run.json").write_text(json.dumps(record))
+    assert cli.main(["evaluate", str(run)]) == 2
+    assert "--data DIR" in capsys.readouterr().err
+    assert cli.main(["evaluate", str(run), "--data", str(tmp_path / "moved")]) == 0
+    other = write_store(tmp_path / "other", draw_histories(2, NUM_USERS, NUM_ITEMS), NUM_ITEMS)
+    assert isinstance(other, Store)
+    with pytest.raises(UserError, match=r"does not hold the data that .* was trained on"):
+        load(run, data=other.path)
+    assert cli.main(["evaluate", str(tmp_path / "nothing")]) == 2
+    assert cli.main(["evaluate", str(tmp_path)]) == 2
+    assert "is not a run folder" in capsys.readouterr().err
+
+
+def test_loading_serves_a_user_who_was_never_seen(trained: Path) -> None:
+    recommender = load(trained)
+    start = 1_700_000_000
+    (found,) = recommender.recommend([[("item-003", start), ("item-004", start + 60), ("item-005", start + 120)]], k=5)
+    assert len(found) == 5
+    assert not {"item-003", "item-004", "item-005"} & {item for item, _ in found}
+
+
+def test_terminating_leaves_the_old_file(trained: Path, tmp_path: Path) -> None:
+    out = tmp_path / "lists.jsonl"
+    out.write_text("old")
+    # Slow the model down so that the signal comes in the middle.
+    script = (
+        "import sys, time\n"
+        "from turbogr import cli\n"
+        "from turbogr.models.table_encoder import TableEncoder\n"
+        "encode = TableEncoder.encode_last\n"
+        "def slow(self, batch):\n"
+        "    print('started', flush=True)\n"
+        "    time.sleep(0.5)\n"
+        "    return encode(self, batch)\n"
+        "TableEncoder.encode_last = slow\n"
+        f"sys.exit(cli.main(['recommend', {str(trained)!r}, '--out', {str(out)!r}, '--batch-size', '1']))\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith("started")
+    started = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=30) == 143
+    assert time.monotonic() - started < 10
+    assert out.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_files_of_users(tmp_path: Path) -> None:
+    def file(name: str, text: str) -> Path:
+        (tmp_path / name).write_text(text, encoding="utf-8-sig")
+        return tmp_path / name
+
+    assert read_users(file("a.txt", "7\n\n  x y \n")) == ["7", "x y"]
+    assert read_users(file("b.csv", 'age,User_ID\n3,u1\n4,"u,2"\n')) == ["u1", "u,2"]
+    assert read_users(file("c.csv", "who\nu1\nu2\n")) == ["u1", "u2"]
+    assert read_users(file("d.tsv", "who\tage\nu1\t3\n"), "who") == ["u1"]
+    pq.write_table(pa.table({"user_id": [3, 1], "age": [4, 5]}), tmp_path / "e.parquet")
+    assert read_users(tmp_path / "e.parquet") == [3, 1]
+    with pytest.raises(UserError, match="Did you mean 'user_id'"):
+        read_users(tmp_path / "e.parquet", "userid")
+    with pytest.raises(UserError, match=r"--user-column\. Columns: who, age"):
+        read_users(file("f.csv", "who,age\nu1,3\n"))
+    with pytest.raises(UserError, match="row 2 has no user id"):
+        read_users(file("g.csv", "user_id,age\nu1,3\n,4\n"))
+    with pytest.raises(UserError, match="has no user in it"):
+        read_users(file("h.csv", ""))
+    with pytest.raises(UserError, match="has no user in it"):
+        read_users(file("i.txt", "\n"))
+    with pytest.raises(UserError, match="one id per line"):
+        read_users(file("j.txt", "u1\n"), "who")
+    with pytest.raises(UserError, match="cannot read the users of"):
+        read_users(file("k.parquet", "not parquet"))

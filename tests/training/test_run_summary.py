@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from turbogr.api import evaluate
+from turbogr.config import Config
+from turbogr.data.store import Store
+from turbogr.evaluation import evaluator
+from turbogr.tasks.retrieval import RetrievalTask
+from turbogr.training.run import train
+
+
+def test_the_summary_tells_what_the_best_checkpoint_is_worth(config: Config, store: Store, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train(config, store.path, run)
+    found = json.loads((run / "summary.json").read_text())
+    measured = evaluate(run)
+    assert measured.metrics.items() <= found["metrics"].items()
+    assert all(values.items() <= found["baselines"][name].items() for name, values in measured.baselines.items())
+    assert {f"{name}@{k}" for name in ("hr", "ndcg") for k in (1, 10, 50, 200)} <= found["metrics"].keys()
+    assert (found["part"], found["status"], found["steps"], found["epochs"]) == ("test", "finished", 12, 3)
+    assert found["selected_on"] == "valid hr@10" and found["protocol"] == measured.protocol
+    assert measured.protocol.endswith(", chosen by its hr@10 on the validation items")
+    assert 0 < found["mfu_strict"] < found["mfu_nominal"]
+    assert found["tokens_per_second"] > 0 and found["wall_seconds"] > 0 and found["peak_memory_bytes"] > 2**20
+    environment = json.loads((run / "environment.json").read_text())
+    assert environment["machine"]["gemm_peak_flops"] == 1e11
+    assert set(environment) == {"versions", "machine", "backends", "ranks"}
+
+
+def test_a_summary_of_fewer_steps_does_not_survive(config: Config, store: Store, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train(config, store.path, run)
+    before = (run / "summary.json").stat().st_mtime_ns
+    train(config, store.path, run, resume=True)
+    assert (run / "summary.json").stat().st_mtime_ns == before
+    cut_offs = dataclasses.replace(config.evaluate, ks=(5,), metric="ndcg@5")
+    train(dataclasses.replace(config, evaluate=cut_offs), store.path, run, resume=True)
+    assert "hr@5" in json.loads((run / "summary.json").read_text())["metrics"]
+    longer = dataclasses.replace(config, train=dataclasses.replace(config.train, epochs=4))
+    train(longer, store.path, run, resume=True)
+    assert json.loads((run / "summary.json").read_text())["steps"] == 16
+
+
+def test_an_interrupted_summary_is_made_on_resume(
+    config: Config, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    with monkeypatch.context() as patch:
+
+        def interrupted(*args: object, **kwargs: object) -> None:
+            signal.raise_signal(signal.SIGTERM)
+            raise evaluator.Interrupted
+
+        patch.setattr(RetrievalTask, "baselines", interrupted)
+        result = train(config, store.path, run)
+    assert (result.status, result.signal) == ("interrupted", signal.SIGTERM)
+    assert not (run / "summary.json").exists()
+    assert train(config, store.path, run, resume=True).status == "finished"
+    assert (run / "summary.json").exists()

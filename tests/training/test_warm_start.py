@@ -1,0 +1,124 @@
+"""A new run on tomorrow's log starts from what today's has learned."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import fcntl
+import os
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from turbogr.config import Config
+from turbogr.data.prepare.preparation import prepare
+from turbogr.data.store import Store
+from turbogr.errors import UserError
+from turbogr.runs import load_model
+from turbogr.training.run import resolve_against, train
+from turbogr.training.trainer import Trainer
+from turbogr.training.warm_start import WarmStart
+
+
+def write_log(path: Path, *, items: range, seed: int) -> Path:
+    random = np.random.default_rng(seed)
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["user_id", "item_id", "timestamp"])
+        for user in range(30):
+            for time in range(12):
+                writer.writerow([user, f"item-{random.choice(items)}", 1_600_000_000 + 1000 * seed + time])
+    return path
+
+
+@pytest.fixture
+def today(tmp_path: Path) -> Store:
+    return prepare("csv", [write_log(tmp_path / "today.csv", items=range(50, 90), seed=0)], tmp_path / "today")
+
+
+@pytest.fixture
+def tomorrow(tmp_path: Path, today: Store) -> Store:
+    log = write_log(tmp_path / "tomorrow.csv", items=range(20, 90), seed=1)
+    return prepare("csv", [log], tmp_path / "tomorrow", extend=today.path)
+
+
+def test_known_items_keep_their_vectors_and_new_ones_are_drawn(
+    config: Config, today: Store, tomorrow: Store, tmp_path: Path
+) -> None:
+    train(config, today.path, tmp_path / "first")
+    first = load_model(tmp_path / "first")
+    assert tomorrow.num_items > today.num_items
+
+    start = WarmStart(tmp_path / "first", tomorrow)
+    settings = resolve_against(config, tomorrow)
+    fresh = Trainer(settings, tomorrow, tmp_path / "x", device=torch.device("cpu"), gemm_peak=None)
+    drawn = fresh.tables.gather("item").clone()
+    start.apply(fresh.model, fresh.tables)
+    known = today.num_items
+    assert list(tomorrow.item_ids.decode(np.arange(known))) == list(today.item_ids.decode(np.arange(known)))
+    assert torch.equal(fresh.tables.gather("item")[:known], first.tables["item"])
+    assert torch.equal(fresh.tables.gather("item")[known:], drawn[known:])
+    for name, parameter in fresh.model.named_parameters():
+        assert torch.equal(parameter, dict(first.task.model.named_parameters())[name]), name
+
+
+def test_a_warm_run_trains_and_takes_over_the_sizes(
+    config: Config, today: Store, tomorrow: Store, tmp_path: Path
+) -> None:
+    train(config, today.path, tmp_path / "first")
+    open_sizes = dataclasses.replace(config.model, dim=None, max_len=None)
+    again = dataclasses.replace(config, model=open_sizes)
+    result = train(again, tomorrow.path, tmp_path / "second", init_from=tmp_path / "first")
+    assert result.status == "finished"
+    second = load_model(tmp_path / "second")
+    assert second.task.model.max_len == 16 and second.tables["item"].shape == (tomorrow.num_items, 16)
+
+
+def test_another_catalogue_or_another_model_is_refused(config: Config, today: Store, tmp_path: Path) -> None:
+    train(config, today.path, tmp_path / "first")
+    other = prepare("csv", [write_log(tmp_path / "o.csv", items=range(30), seed=2)], tmp_path / "other")
+    with pytest.raises(UserError, match=r"does not extend the data of .*--extend"):
+        train(config, other.path, tmp_path / "second", init_from=tmp_path / "first")
+    wider = dataclasses.replace(config, model=dataclasses.replace(config.model, num_blocks=2))
+    with pytest.raises(UserError, match="the model differs"):
+        train(wider, today.path, tmp_path / "second", init_from=tmp_path / "first")
+    assert not (tmp_path / "second").exists()
+
+
+def test_two_trainers_cannot_share_a_folder(config: Config, today: Store, tmp_path: Path) -> None:
+    train(config, today.path, tmp_path / "run")
+    handle = os.open(tmp_path / "run", os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        with pytest.raises(UserError, match="another process is training"):
+            train(config, today.path, tmp_path / "run", resume=True)
+    finally:
+        os.close(handle)
+
+
+def test_a_store_that_was_replaced_in_place_is_refused(config: Config, today: Store, tmp_path: Path) -> None:
+    train(config, today.path, tmp_path / "first")
+    log = write_log(tmp_path / "other.csv", items=range(200, 300), seed=3)
+    prepare("csv", [log], today.path, overwrite=True)
+    with pytest.raises(UserError, match="does not extend the data"):
+        train(config, today.path, tmp_path / "second", init_from=tmp_path / "first")
+
+
+def test_a_chain_of_extensions_is_accepted_without_its_first_link(
+    config: Config, today: Store, tomorrow: Store, tmp_path: Path
+) -> None:
+    train(config, today.path, tmp_path / "first")
+    log = write_log(tmp_path / "later.csv", items=range(40), seed=4)
+    later = prepare("csv", [log], tmp_path / "later", extend=tomorrow.path)
+    shutil.rmtree(today.path)
+    assert train(config, later.path, tmp_path / "second", init_from=tmp_path / "first").status == "finished"
+
+
+def test_the_fingerprint_is_of_the_first_rows(today: Store, tomorrow: Store) -> None:
+    known = today.num_items
+    assert today.item_ids.fingerprint(known) == tomorrow.item_ids.fingerprint(known)
+    assert today.item_ids.fingerprint(known) != tomorrow.item_ids.fingerprint(known + 1)
+    assert today.user_ids.fingerprint(3) != today.item_ids.fingerprint(3)

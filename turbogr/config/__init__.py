@@ -1,0 +1,57 @@
+"""Strict, frozen configs: schema (what there is), load (from and to YAML), resolve (what follows from the data)."""
+
+from turbogr.config.load import (
+    dump_config,
+    flat_config,
+    load_config,
+    load_run_config,
+    parse_config,
+    with_options,
+    with_plugins,
+)
+from turbogr.config.resolve import resolve
+from turbogr.config.schema import (
+    HARD_DELAY,
+    MAX_TIME_BUCKETS,
+    PRESETS,
+    Config,
+    DataConfig,
+    EvaluateConfig,
+    FeatureConfig,
+    LossConfig,
+    ModelConfig,
+    OptimizerConfig,
+    ParallelConfig,
+    PipelineConfig,
+    TableConfig,
+    TrainConfig,
+)
+from turbogr.config.values import convert, parse, read_value
+
+__all__ = [
+    "HARD_DELAY",
+    "MAX_TIME_BUCKETS",
+    "PRESETS",
+    "Config",
+    "DataConfig",
+    "EvaluateConfig",
+    "FeatureConfig",
+    "LossConfig",
+    "ModelConfig",
+    "OptimizerConfig",
+    "ParallelConfig",
+    "PipelineConfig",
+    "TableConfig",
+    "TrainConfig",
+    "convert",
+    "dump_config",
+    "flat_config",
+    "load_config",
+    "load_run_config",
+    "parse",
+    "parse_config",
+    "read_value",
+    "resolve",
+    "with_options",
+    "with_plugins",
+]

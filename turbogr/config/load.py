@@ -1,0 +1,203 @@
+"""From a recipe to a config and back: YAML, overrides, plug-ins and the sections of the components they register."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from turbogr import plugins as registry
+from turbogr.config.schema import Config
+from turbogr.config.values import as_mapping, convert, parse, plain, read_value
+from turbogr.errors import UserError, did_you_mean
+
+_KEYS = [f.name for f in dataclasses.fields(Config) if not f.metadata.get("derived")]
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = (), *, plugins: Sequence[str | Path] = ()) -> Config:
+    """Read a recipe, import its plug-ins, apply `section.key=value` overrides in order, and check the result.
+
+    `plugins` are imported besides those that the recipe names; paths are relative to the current folder, those in the
+    recipe to the recipe's. A run's config.yaml is a recipe too: to open a run without importing the files it names, use
+    `load_run_config`.
+
+    Raises:
+        UserError: a file that is missing or not YAML, an unknown key, a value of the wrong type or out of range, or a
+            plug-in that cannot be imported.
+    """
+    path = Path(path)
+    tree = _read_tree(path, overrides)
+    given = registry.load_plugins(plugins)
+    named = registry.load_plugins(_named_plugins(tree, str(path)), base=path.parent)
+    tree["plugins"] = list(dict.fromkeys([*named, *given]))
+    return _checked(tree, str(path))
+
+
+def load_run_config(run: str | Path) -> Config:
+    """Read the config that a run was trained with, without importing any file that it names.
+
+    Raises:
+        UserError: as `load_config`, or a component of a plug-in that is neither installed nor loaded already.
+    """
+    path = Path(run) / "config.yaml"
+    tree = _read_tree(path, ())
+    stored = _named_plugins(tree, str(path))
+    registry.ensure(_chosen_in(tree), run=run, stored=stored, recorded=_recorded(Path(run)))
+    return _checked(tree, str(path))
+
+
+def dump_config(config: Config) -> str:
+    """Return YAML from which `load_config` rebuilds the same config."""
+    return yaml.safe_dump(_tree_of(config), sort_keys=False)
+
+
+def flat_config(config: Config) -> dict[str, Any]:
+    """Return every setting by its key as `--set` takes it, such as `train.lr` or `tables.item.dim`."""
+    settings: dict[str, Any] = {}
+
+    def add(prefix: str, node: Any) -> None:
+        if isinstance(node, dict):
+            for key, value in node.items():
+                add(f"{prefix}.{key}" if prefix else str(key), value)
+        else:
+            settings[prefix] = node
+
+    tree = dataclasses.asdict(config)
+    options = tree.pop("options")
+    add("", {**tree, **options})
+    return settings
+
+
+def with_plugins(config: Config, plugins: Sequence[str | Path]) -> Config:
+    """Import plug-ins and return a copy that names them, and the files of all plug-ins that the config uses.
+
+    Raises:
+        UserError: a plug-in that cannot be imported, or a component that is not known.
+    """
+    loaded = registry.load_plugins([*config.plugins, *plugins])
+    config.check_names()
+    used = [registry.find(kind, name).origin for kind, name in config.chosen()]
+    files = [origin for origin in used if origin.endswith(".py")]
+    return dataclasses.replace(config, plugins=tuple(dict.fromkeys([*loaded, *files])))
+
+
+def with_options(config: Config) -> Config:
+    """Return a copy in which every chosen component that has a section of its own has one, with defaults if unset.
+
+    Raises:
+        UserError: a component that is not known.
+    """
+    found = {name: cls() for name, cls in _sections(config.chosen()).items()}
+    return dataclasses.replace(config, options={**found, **config.options})
+
+
+def parse_config(tree: Mapping[str, Any], where: str) -> Config:
+    """Build a config from the content of a recipe; the components that it chooses must be registered.
+
+    Raises:
+        UserError: an unknown key or component, or a value of the wrong type.
+    """
+    config = parse(Config, {key: value for key, value in tree.items() if key in _KEYS}, where)
+    rest = {str(key): value for key, value in tree.items() if key not in _KEYS}
+    config.check_names()
+    sections = _sections(config.chosen())
+    for key in rest:
+        if key not in sections:
+            raise _unknown_key(key, sections, where)
+    options = {key: convert(cls, rest.get(key), f"{where}: {key}", where) for key, cls in sections.items()}
+    return dataclasses.replace(config, options=options)
+
+
+def _checked(tree: Mapping[str, Any], where: str) -> Config:
+    config = parse_config(tree, where)
+    config.check()
+    return config
+
+
+def _read_tree(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read the recipe {path}: {getattr(error, 'strerror', None) or error}") from error
+    try:
+        raw = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UserError(f"the recipe {path} is not valid YAML: {' '.join(str(error).split())}") from error
+    tree = as_mapping({} if raw is None else raw, str(path))
+    if tree.get("parallel") == "auto":
+        tree["parallel"] = {}
+    for override in overrides:
+        _apply_override(tree, override)
+    return tree
+
+
+def _apply_override(tree: dict[str, Any], override: str) -> None:
+    path, equals, text = override.partition("=")
+    keys = path.strip().split(".")
+    if not equals or not all(keys):
+        raise UserError(f"cannot read the override '{override}'; write it as section.key=value, e.g. train.epochs=5")
+    node: Any = tree
+    for key in keys[:-1]:
+        if node.get(key) is None:
+            node[key] = {}
+        node = node[key]
+        if not isinstance(node, dict):
+            raise UserError(f"cannot set '{path}': '{key}' is a value, not a section")
+    node[keys[-1]] = read_value(text, override)
+
+
+def _named_plugins(tree: Mapping[str, Any], where: str) -> list[str]:
+    return list(convert(tuple[str, ...], tree.get("plugins") or (), "plugins", where))
+
+
+def _chosen_in(tree: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The components that a tree chooses, as far as it can be read before they are known."""
+    try:
+        return parse(Config, {key: value for key, value in tree.items() if key in _KEYS}, "").chosen()
+    except UserError:
+        return []  # the tree is parsed again, with a proper message
+
+
+def _sections(chosen: Sequence[tuple[str, str]]) -> dict[str, type]:
+    """The dataclasses of the chosen components' own sections, by name."""
+    sections: dict[str, type] = {}
+    kinds: dict[str, str] = {}
+    for kind, name in chosen:
+        cls = registry.section_class(kind, name)
+        if cls is None:
+            continue
+        if sections.setdefault(name, cls) is not cls:
+            raise UserError(
+                f"the {kinds[name]} and the {kind} '{name}' have a section of the same name; rename one of the two"
+            )
+        kinds[name] = kind
+    return sections
+
+
+def _unknown_key(key: str, sections: Mapping[str, type], where: str) -> UserError:
+    for kind, setting in registry.CHOSEN_BY.items():
+        if key in registry.names(kind) and kind not in ("source", "operator", "backend"):
+            if registry.section_class(kind, key) is None:
+                return UserError(f"{where}: the {kind} '{key}' has no section of its own; remove '{key}'")
+            return UserError(f"{where} has a section of the {kind} '{key}', which {setting} does not choose; remove it")
+    known = [*_KEYS, *sections]
+    return UserError(f"unknown key '{key}' in {where}.{did_you_mean(key, known)} Known keys: {', '.join(known)}.")
+
+
+def _recorded(run: Path) -> list[Any]:
+    """What run.json has about the plug-ins' components; runs of version 0.1 have nothing."""
+    try:
+        found = json.loads((run / "run.json").read_text(encoding="utf-8")).get("components", [])
+    except (OSError, ValueError, AttributeError):
+        return []
+    return found if isinstance(found, list) else []
+
+
+def _tree_of(config: Config) -> dict[str, Any]:
+    tree = dataclasses.asdict(config)
+    options = tree.pop("options")
+    return dict(plain({**tree, **options}))

@@ -1,0 +1,195 @@
+"""`prepare`: an interaction log becomes a store. Options are checked here; `store_builder` has the stages."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from turbogr.data.prepare import data_warnings
+from turbogr.data.prepare.data_warnings import DataWarning
+from turbogr.data.prepare.filters import DUPLICATES, Filters
+from turbogr.data.prepare.ordered_map import default_threads
+from turbogr.data.prepare.progress_bar import Progress
+from turbogr.data.prepare.source import ReadOptions, Source
+from turbogr.data.prepare.source_lookup import check_options, find_source, own_options
+from turbogr.data.prepare.sources.memory_table import table_source
+from turbogr.data.prepare.store_builder import StoreBuilder
+from turbogr.data.prepare.time_column import UNITS
+from turbogr.data.split import parse_rule
+from turbogr.data.store import Store
+from turbogr.data.store_writer import StoreWriter
+from turbogr.errors import Note, UserError
+from turbogr.plugins import load_plugins
+
+TIES = ("file", "random")
+_LONGEST_NAME = 200  # in bytes; common file systems end at 255
+
+
+def prepare(
+    source: str | Source,
+    paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    out: str | os.PathLike[str],
+    *,
+    user_column: str | None = None,
+    item_column: str | None = None,
+    time_column: str | None = None,
+    keep_columns: str | Sequence[str] = (),
+    time_unit: str = "auto",
+    time_format: str | None = None,
+    delimiter: str | None = None,
+    column_names: str | Sequence[str] = (),
+    quote: str | None = None,
+    text_ids: bool = False,
+    drop_bad_rows: bool = False,
+    split: str | None = None,
+    min_user_events: int | None = None,
+    min_item_events: int | None = None,
+    duplicates: str | None = None,
+    ties: str | None = None,
+    where: str | Sequence[str] = (),
+    extend: str | os.PathLike[str] | None = None,
+    overwrite: bool = False,
+    threads: int | None = None,
+    progress: bool = False,
+    plugins: Sequence[str | os.PathLike[str]] = (),
+    **own: Any,
+) -> Store:
+    """Turn the log at `paths`, read as `source`, into a store at `out` and return it.
+
+    Options left at None take the source's published defaults; one that means nothing to the source is refused.
+
+    Args:
+        keep_columns: number columns to keep.
+        split: which events are held out, see `turbogr.data.split`.
+        min_user_events, min_item_events: users and items with fewer events are dropped until none is left.
+        duplicates: which repeated records are dropped: "keep" none, "exact" those of the same user, item and time,
+            "item" every later event of a user with the same item.
+        ties: the order of a user's events at the same time, that of the "file" or a fixed "random" one; if None, as in
+            the extended store, else that of the file.
+        where: conditions on records, such as "rating >= 4".
+        extend: a store whose users and items keep their rows; new ones are appended.
+        plugins: modules or files that register sources.
+        own: options that only this source has.
+
+    Raises:
+        UserError: anything that the user can fix; nothing is left behind then.
+    """
+    load_plugins([os.fspath(plugin) for plugin in plugins])
+    kind = find_source(source) if isinstance(source, str) else source
+    options = ReadOptions(
+        user_column=_name(user_column),
+        item_column=_name(item_column),
+        time_column=_name(time_column),
+        keep_columns=_names(keep_columns),
+        time_unit=time_unit,
+        time_format=time_format,
+        delimiter=delimiter,
+        column_names=_names(column_names),
+        quote=quote,
+        text_ids=text_ids,
+        drop_bad_rows=drop_bad_rows,
+        where=_names(where),
+    )
+    check_options(kind, options.changed())
+    options = dataclasses.replace(options, own=own_options(kind, own))
+    _check_file_names(options.keep_columns)
+    filters = _choose_filters(kind, min_user_events, min_item_events, duplicates)
+    rule = parse_rule(kind.split if split is None else split)
+    _check_choice("--ties", ties, (None, *TIES))
+    _check_choice("--time-unit", time_unit, UNITS)
+    threads = default_threads() if threads is None else threads
+    _check_count("--threads", threads)
+    known = None if extend is None else Store.open(extend)
+    order, _ = (known and known.manifest.ties) or ("file", 0)
+    reader = kind.open([Path(path) for path in ([paths] if isinstance(paths, str | os.PathLike) else paths)], options)
+    if reader.columns.time is None:
+        _refuse_options_of_times(rule, duplicates, ties, options)
+    if known is not None and text_ids:
+        _refuse_text_ids(known)
+    with StoreWriter(out, overwrite=overwrite) as writer, contextlib.ExitStack() as cleanup:
+        builder = StoreBuilder(
+            writer, cleanup, kind, reader, options, filters, rule, ties or order, known, threads, Progress(progress)
+        )
+        store = builder.build()
+    for sentence in builder.warnings:
+        warnings.warn(sentence, DataWarning, stacklevel=2)
+    in_file_order = data_warnings.ties_in_file_order(store)
+    if in_file_order is not None:
+        warnings.warn(in_file_order, Note, stacklevel=2)
+    leak = data_warnings.training_on_the_future(store)
+    if leak is not None:  # the source's usual split is expected to leak
+        warnings.warn(leak, Note if split is None else DataWarning, stacklevel=2)
+    return store
+
+
+def prepare_table(table: Any, out: str | os.PathLike[str], **options: Any) -> Store:
+    """Turn a pandas, polars or pyarrow table in memory into a store; the options are those of `prepare`."""
+    return prepare(table_source(table), [], out, **options)
+
+
+def _names(names: str | Sequence[str]) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else tuple(map(str, names))
+
+
+def _name(column: object) -> str | None:
+    """Return the name of a column as text; pandas also takes numbers for names."""
+    return None if column is None else str(column)
+
+
+def _check_count(option: str, value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise UserError(f"{option} must be an integer of at least 1, got {value!r}")
+
+
+def _check_choice(option: str, value: object, choices: Sequence[str | None]) -> None:
+    if value not in choices:
+        raise UserError(f"{option} must be one of {', '.join(filter(None, choices))}, got {value!r}")
+
+
+def _choose_filters(source: Source, users: int | None, items: int | None, duplicates: str | None) -> Filters:
+    """Take the source's defaults where nothing is asked for; raises UserError for impossible values."""
+    chosen = Filters(
+        source.min_user_events if users is None else users,
+        source.min_item_events if items is None else items,
+        source.duplicates if duplicates is None else duplicates,
+    )
+    _check_count("--min-user-events", chosen.min_user_events)
+    _check_count("--min-item-events", chosen.min_item_events)
+    _check_choice("--duplicates", chosen.duplicates, DUPLICATES)
+    return chosen
+
+
+def _refuse_options_of_times(rule: str, duplicates: str | None, ties: str | None, options: ReadOptions) -> None:
+    """Raise UserError for an option that needs times, for a log that has only an order."""
+    if rule.startswith("time:"):
+        raise UserError(f"split {rule!r} needs times, but the log has only an order; use leave-one-out")
+    if duplicates == "exact":
+        raise UserError("--duplicates exact compares times, but the log has only an order; use item or keep")
+    if ties is not None:
+        raise UserError(f"--ties {ties} is about events at the same time, but the log has only an order; leave it out")
+    for name, given in (("unit", options.time_unit != "auto"), ("format", options.time_format is not None)):
+        if given:
+            raise UserError(f"--time-{name} says how times are written, but the log has none; leave it out")
+
+
+def _refuse_text_ids(known: Store) -> None:
+    for role, ids in (("user", known.user_ids), ("item", known.item_ids)):
+        if not ids.is_text:
+            raise UserError(
+                f"--text-ids does not go with --extend {known.path}, whose {role} ids are integers; leave one out"
+            )
+
+
+def _check_file_names(columns: Sequence[str]) -> None:
+    """Refuse columns whose name cannot be part of the name of a file of the store."""
+    for name in columns:
+        if "/" in name or "\0" in name or len(name.encode("utf-8", "replace")) > _LONGEST_NAME:
+            raise UserError(
+                f"--keep-columns: {name[:80]!r} cannot be the name of a file of the store (it has a slash or a zero "
+                f"byte, or more than {_LONGEST_NAME} bytes); rename the column in the log"
+            )

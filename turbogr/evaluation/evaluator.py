@@ -1,0 +1,222 @@
+"""Evaluation of a model on the held-out items of a split, and the file with the result.
+
+Every held-out item is ranked among the whole catalogue: no candidates are sampled and no user is dropped. The metrics
+do not depend on the batch size, the number of threads or the number of ranks, to the last digit. Users are taken in
+store order and cut into fixed tiles, for encoding and for scoring; one thread computes a tile. The batch size only says
+how many tiles share a pass over the catalogue.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from turbogr.data.split import Split
+from turbogr.data.store import Store
+from turbogr.data.vocabulary import Int64Array
+from turbogr.evaluation.baselines import markov_positions, popularity_positions
+from turbogr.evaluation.held_out import HeldOut
+from turbogr.evaluation.history_encoder import Encoder, batches_of, encode_histories, num_workers_of
+from turbogr.evaluation.item_ranking import ItemVectors, held_queries, target_positions
+from turbogr.evaluation.job_pool import Interrupted, Step, run_jobs
+from turbogr.evaluation.metrics import DEFAULT_KS, MISSED, Metric, ranking_metrics
+from turbogr.files import replace_text
+from turbogr.jagged import Jagged
+from turbogr.parallel.world import World
+
+__all__ = [
+    "Encoder",
+    "Evaluation",
+    "Interrupted",
+    "baseline_metrics",
+    "evaluate",
+    "write_evaluation",
+]
+
+Metrics = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The result on one part: `metrics`, and the `positions` [n] of the held-out items of `users` [n] (store rows).
+
+    A held-out item that the filter removed from the candidates has the position MISSED. `skipped` counts the other
+    users of the store by reason; `protocol` says in one sentence what was measured.
+    """
+
+    part: str
+    metrics: Metrics
+    users: Int64Array
+    positions: Int64Array
+    skipped: dict[str, int]
+    protocol: str
+
+    @property
+    def num_users(self) -> int:
+        return len(self.users)
+
+
+def evaluate(
+    encoder: Encoder,
+    store: Store,
+    split: Split,
+    part: str = "test",
+    *,
+    max_len: int,
+    ks: Sequence[int] = DEFAULT_KS,
+    filter_seen: bool = True,
+    filter_last: int | None = None,
+    extra: Mapping[str, Metric] | None = None,
+    batch_size: int | None = None,
+    progress: Callable[[int], None] | None = None,
+    should_stop: Callable[[], bool] | None = None,
+    world: World | None = None,
+) -> Evaluation:
+    """Rank the held-out item of every user of `part` ("valid" or "test") against the whole catalogue.
+
+    A user's query is the encoding of the last `max_len` events before the held-out one. With `filter_seen` the items of
+    the user's earlier events (of the newest `filter_last` events, if given) are not candidates, and a held-out item
+    that is among them counts as missed. `batch_size` users (rounded up to whole tiles) share one pass over the
+    catalogue; unset, it follows from the size of the catalogue. `progress` is called with the number of users encoded
+    since its last call. In a `world` of several ranks all of them call this function, each ranks the items of some
+    users, and each returns the whole result. `extra` are further metrics by name.
+
+    Raises:
+        Interrupted: `should_stop` returned True, on any rank; it is asked several times a second.
+        UserError: the split holds nothing out for this part, or a score is not a finite number.
+    """
+    held_out = HeldOut.of(store, split, part, filter_last=filter_last)
+    targets = torch.from_numpy(held_out.targets)
+
+    def rank_targets(chosen: slice, step: Step) -> Int64Array:
+        users, events = held_out.users[chosen], held_out.events[chosen]
+        queries = encode_histories(encoder, store, users, events, max_len, step=step)
+        seen = _seen(held_out, chosen, queries.device) if filter_seen else None
+        items = _StoppableItems(encoder, step)
+        found = target_positions(queries, items, targets[chosen].to(queries.device), seen)
+        positions: Int64Array = found.cpu().numpy()
+        return positions
+
+    num_workers, world = num_workers_of(encoder), world or World()
+    if batch_size is None:
+        batch_size = min(held_queries(encoder.num_items), -(-len(held_out) // (4 * num_workers * world.size)))
+    jobs = batches_of(len(held_out), batch_size)
+
+    def rank_my_jobs() -> list[Int64Array] | None:
+        mine = jobs[world.rank :: world.size]
+        try:
+            return list(
+                run_jobs(rank_targets, mine, num_workers=num_workers, progress=progress, should_stop=should_stop)
+            )
+        except Interrupted:
+            return None
+
+    parts = world.gather_objects(world.run_on_all(rank_my_jobs))
+    positions = np.empty(len(held_out), np.int64)
+    for rank, found in enumerate(parts):
+        if found is None:
+            raise Interrupted("interrupted before all users were done")
+        for job, some in zip(jobs[rank :: world.size], found, strict=True):
+            positions[job] = some
+    return Evaluation(
+        part=part,
+        metrics=ranking_metrics(positions, ks, extra),
+        users=held_out.users,
+        positions=positions,
+        skipped=held_out.skipped,
+        protocol=_protocol(store, split, part, filter_seen, filter_last, int((positions == MISSED).sum())),
+    )
+
+
+def _protocol(
+    store: Store, split: Split, part: str, filter_seen: bool, filter_last: int | None, num_repeated: int
+) -> str:
+    """Return one sentence that says what the metrics of `part` measure."""
+    item = "validation item" if part == "valid" else "test item"
+    newest = "" if filter_last is None else f"last {filter_last} "
+    seen = f"without the user's {newest}earlier items" if filter_seen else "the user's earlier items included"
+    if num_repeated:
+        seen += f"; {num_repeated:,} {item}{'s were' if num_repeated > 1 else ' was'} among these and counted as missed"
+    ties = "; events at the same time are in random order" if (store.manifest.ties or ("",))[0] == "random" else ""
+    return f"{split.describe()}{ties}; the {item} is ranked against all {store.num_items:,} items, {seen}"
+
+
+def baseline_metrics(
+    store: Store,
+    split: Split,
+    part: str = "test",
+    *,
+    ks: Sequence[int] = DEFAULT_KS,
+    filter_seen: bool = True,
+    filter_last: int | None = None,
+    extra: Mapping[str, Metric] | None = None,
+    should_stop: Callable[[], bool] | None = None,
+) -> dict[str, Metrics]:
+    """Return the metrics of "popularity" and "markov" on the same users, candidates and filter as `evaluate`."""
+    held_out = HeldOut.of(store, split, part, filter_last=filter_last)
+    counts = store.item_counts(split.train_end)
+
+    def stop() -> None:
+        if should_stop is not None and should_stop():
+            raise Interrupted("interrupted before the baselines were measured")
+
+    popular = popularity_positions(held_out, counts, filter_seen=filter_seen, stop=stop)
+    markov = markov_positions(held_out, split, counts, filter_seen=filter_seen, stop=stop)
+    return {"popularity": ranking_metrics(popular, ks, extra), "markov": ranking_metrics(markov, ks, extra)}
+
+
+def write_evaluation(
+    path: Path | str,
+    parts: Mapping[str, Mapping[str, Metrics]],
+    *,
+    num_users: int,
+    protocol: str,
+    step: int | None = None,
+    epoch: float | None = None,
+    selected_on: str | None = None,
+    skipped: Mapping[str, int] | None = None,
+    rule: Mapping[str, Any] | None = None,
+) -> None:
+    """Write evaluation.json: `parts` maps "test" and "valid" to metrics of "model" and of each baseline.
+
+    `rule` is what `Task.rule` returns, and "filter_last" if only the newest items were filtered.
+    """
+    record = {
+        "step": step,
+        "epoch": epoch,
+        "selected_on": selected_on,
+        "parts": parts,
+        "num_users": num_users,
+        "skipped": dict(skipped or {}),
+        "rule": dict(rule or {}),
+        "protocol": protocol,
+    }
+    replace_text(path, json.dumps(record, ensure_ascii=False, indent=2) + "\n")
+
+
+@dataclass(frozen=True)
+class _StoppableItems:
+    """`ItemVectors` that call `step` before every chunk, so that a long pass over a large catalogue can be stopped."""
+
+    items: ItemVectors
+    step: Step
+
+    @property
+    def num_items(self) -> int:
+        return self.items.num_items
+
+    def item_rows(self, start: int, stop: int) -> Tensor:
+        self.step(0)
+        return self.items.item_rows(start, stop)
+
+
+def _seen(held_out: HeldOut, chosen: slice, device: torch.device) -> Jagged:
+    items, lengths = held_out.seen(chosen.start, chosen.stop)
+    return Jagged.from_lengths(torch.from_numpy(items), torch.from_numpy(lengths)).to(device)

@@ -1,0 +1,254 @@
+"""Exact positions of items and top-k lists over the whole catalogue, in bounded memory and with reproducible digits.
+
+Candidates are ordered by (score descending, item row ascending). That order is total, so ties do not depend on the
+sorting algorithm.
+
+A matrix product may round differently when its shape changes, and metrics would then depend on the batch size. Here
+every product has the same shape: TILE queries (the last tile padded with zeros) times CHUNK items (the last chunk is
+shorter, always by the same amount). Query i of a call is in tile i // TILE. A caller that starts its calls at multiples
+of TILE therefore gets the same digits however many queries it passes at once. The scores of targets and of seen items
+are read from the same products; no score is computed in two ways.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from turbogr.errors import UserError
+from turbogr.evaluation.metrics import MISSED
+from turbogr.jagged import Jagged
+
+TILE = 64
+CHUNK = 8192
+HELD_BYTES = 64 << 20  # scores kept between the two passes of target_positions; beyond this they are computed again
+
+
+class ItemVectors(Protocol):
+    """The item vectors of a catalogue, read by ranges of rows, so that a large table is never copied as a whole."""
+
+    @property
+    def num_items(self) -> int: ...
+
+    def item_rows(self, start: int, stop: int) -> Tensor:
+        """Return the vectors of item rows start..stop - 1, [stop - start, d]."""
+        ...
+
+
+@dataclass(frozen=True)
+class DenseItems:
+    """`ItemVectors` of a matrix [V, d] of final vectors."""
+
+    matrix: Tensor
+
+    @property
+    def num_items(self) -> int:
+        return self.matrix.shape[0]
+
+    def item_rows(self, start: int, stop: int) -> Tensor:
+        return self.matrix[start:stop]
+
+
+def held_queries(num_items: int) -> int:
+    """Return how many queries (a multiple of TILE, at most 512) `target_positions` should get in one call."""
+    fitting = HELD_BYTES // (4 * max(1, num_items)) // TILE * TILE
+    return fitting if 0 < fitting < 512 else 512
+
+
+@torch.no_grad()
+def target_positions(queries: Tensor, items: ItemVectors, targets: Tensor, seen: Jagged | None = None) -> Tensor:
+    """Return the 1-based position of each query's target among all items but the query's seen ones, [n] int64.
+
+    queries [n, d]; targets [n] int64 item rows; seen: n lists of item rows, in any order, repeats allowed. A target
+    that was seen is not a candidate either and has the position MISSED: if the filter kept it, and it alone, the
+    filter would reveal it.
+
+    Raises:
+        UserError: a score that is not a finite number.
+    """
+    num_queries = queries.shape[0]
+    assert targets.shape == (num_queries,), f"{num_queries} queries but targets of shape {tuple(targets.shape)}"
+    scores = _Scores(queries, items)
+    masks = _masks(seen, scores)
+    target = torch.zeros(scores.num_tiles * TILE, dtype=torch.int64, device=queries.device)
+    target[:num_queries] = targets
+    target = target.view(-1, TILE, 1)
+
+    target_score = torch.empty(target.shape, dtype=scores.dtype, device=queries.device)
+    for chunk, start, stop in scores.chunks():
+        for tile in range(scores.num_tiles):
+            inside = _inside(target[tile], start, stop)
+            if len(inside):
+                values = scores.of(tile, chunk)
+                target_score[tile, inside, 0] = values[inside, target[tile, inside, 0] - start]
+
+    better = torch.zeros(target.shape[:2], dtype=torch.int64, device=queries.device)
+    for chunk, start, stop in scores.chunks():
+        for tile in range(scores.num_tiles):
+            values = scores.take(tile, chunk)
+            masks[tile].apply(values, chunk)
+            inside = _inside(target[tile], start, stop)
+            values[inside, target[tile, inside, 0] - start] = target_score[tile, inside, 0]
+            better[tile] += _num_better(values, target_score[tile], target[tile] - start, len(inside))
+    positions = better.view(-1)[:num_queries] + 1
+    if seen is not None:
+        of_query = seen.row_index()
+        positions[of_query[seen.values == targets[of_query]]] = MISSED
+    return positions
+
+
+@torch.no_grad()
+def top_k(queries: Tensor, items: ItemVectors, k: int, exclude: Jagged | None = None) -> tuple[Tensor, Tensor]:
+    """Return the k best items of each query, best first: scores [n, k] and item rows [n, k] int64.
+
+    queries [n, d]; exclude: n lists of item rows that may not be returned. Where fewer than k candidates remain, the
+    row is -1 and the score -inf.
+
+    Raises:
+        UserError: a score that is not a finite number, or a k below 1.
+    """
+    if k < 1:
+        raise UserError(f"k is {k}; ask for at least 1 item")
+    num_queries = queries.shape[0]
+    scores = _Scores(queries, items)
+    masks = _masks(exclude, scores)
+    shape = (scores.num_tiles, TILE, k)
+    best = torch.full(shape, -torch.inf, dtype=scores.dtype, device=queries.device)
+    rows = torch.full(shape, -1, dtype=torch.int64, device=queries.device)
+    for chunk, start, _ in scores.chunks():
+        for tile in range(scores.num_tiles):
+            values = scores.take(tile, chunk)
+            masks[tile].apply(values, chunk)
+            found, columns = _top_columns(values, k)
+            # Both lists are in order and this chunk's rows are larger than all before: a stable sort keeps ties right.
+            merged, order = torch.cat([best[tile], found], 1).sort(dim=1, descending=True, stable=True)
+            merged_rows = torch.cat([rows[tile], columns + start], 1).gather(1, order)
+            best[tile] = merged[:, :k]
+            rows[tile] = merged_rows[:, :k]
+    rows[best == -torch.inf] = -1
+    return best.view(-1, k)[:num_queries], rows.view(-1, k)[:num_queries]
+
+
+class _Scores:
+    """Scores of all queries against all items, by tile and chunk; kept if they fit into HELD_BYTES."""
+
+    def __init__(self, queries: Tensor, items: ItemVectors) -> None:
+        self.dtype = torch.float64 if queries.dtype == torch.float64 else torch.float32
+        self.num_queries, self.width = queries.shape
+        self.num_items = items.num_items
+        self.num_tiles = -(-self.num_queries // TILE)
+        self.num_chunks = -(-self.num_items // CHUNK)
+        tiles = torch.zeros(self.num_tiles * TILE, self.width, dtype=self.dtype, device=queries.device)
+        tiles[: self.num_queries] = queries
+        self._tiles = tiles.view(-1, TILE, self.width)
+        self._largest_query = tiles.abs().max() if self.num_queries else torch.zeros(())
+        self._items = items
+        self._rows_chunk, self._rows = -1, tiles
+        self._hold = tiles.shape[0] * self.num_items * tiles.element_size() <= HELD_BYTES
+        self._held: dict[tuple[int, int], Tensor] = {}
+
+    def chunks(self) -> Iterator[tuple[int, int, int]]:
+        """Yield (chunk, first item row, one past the last item row)."""
+        for chunk in range(self.num_chunks):
+            yield chunk, chunk * CHUNK, min((chunk + 1) * CHUNK, self.num_items)
+
+    def of(self, tile: int, chunk: int) -> Tensor:
+        """Return the scores [TILE, items of the chunk]; the caller must not change them."""
+        values = self._held.get((tile, chunk))
+        if values is None:
+            values = self._tiles[tile] @ self._chunk_rows(chunk).T
+            if self._hold:
+                self._held[tile, chunk] = values
+        return values
+
+    def take(self, tile: int, chunk: int) -> Tensor:
+        """Return the scores [TILE, items of the chunk] and forget them; the caller may change them."""
+        values = self._held.pop((tile, chunk), None)
+        return self._tiles[tile] @ self._chunk_rows(chunk).T if values is None else values
+
+    def _chunk_rows(self, chunk: int) -> Tensor:
+        if chunk != self._rows_chunk:
+            start, stop = chunk * CHUNK, min((chunk + 1) * CHUNK, self.num_items)
+            rows = self._items.item_rows(start, stop).to(self.dtype)
+            assert rows.shape == (stop - start, self.width), f"item rows {start}..{stop} came as {tuple(rows.shape)}"
+            # One bound detects NaN (no comparison holds), infinity and overflow, without a pass over the scores.
+            bound = self._largest_query * rows.abs().max() * self.width
+            if not bool(bound < torch.finfo(self.dtype).max):
+                raise UserError(
+                    f"the scores of item rows {start} to {stop - 1} are not finite numbers: the model's weights "
+                    "overflowed or are damaged; use an earlier checkpoint, or train again with a lower learning rate"
+                )
+            self._rows_chunk, self._rows = chunk, rows
+        return self._rows
+
+
+@dataclass(frozen=True)
+class _Mask:
+    """Pairs (query of the tile, item row) that are not candidates, sorted by item row; `bounds` cuts them by chunk."""
+
+    queries: Tensor
+    rows: Tensor
+    bounds: list[int]
+
+    def apply(self, values: Tensor, chunk: int) -> None:
+        cut = slice(self.bounds[chunk], self.bounds[chunk + 1])
+        values[self.queries[cut], self.rows[cut] - chunk * CHUNK] = -torch.inf
+
+
+def _masks(excluded: Jagged | None, scores: _Scores) -> list[_Mask]:
+    starts = torch.arange(scores.num_chunks + 1) * CHUNK
+    if excluded is None:
+        nothing = torch.empty(0, dtype=torch.int64)
+        return [_Mask(nothing, nothing, [0] * len(starts))] * scores.num_tiles
+    assert excluded.num_rows == scores.num_queries, f"{scores.num_queries} queries, {excluded.num_rows} rows to exclude"
+    starts = starts.to(excluded.values.device)
+    query_of = excluded.row_index()
+    masks = []
+    for first in range(0, scores.num_queries, TILE):
+        last = min(first + TILE, scores.num_queries)
+        cut = slice(int(excluded.offsets[first]), int(excluded.offsets[last]))
+        rows, order = excluded.values[cut].to(torch.int64).sort()
+        assert len(rows) == 0 or 0 <= int(rows[0]) <= int(rows[-1]) < scores.num_items, "an excluded row is not an item"
+        masks.append(_Mask(query_of[cut][order] - first, rows, torch.searchsorted(rows, starts).tolist()))
+    return masks
+
+
+def _inside(target: Tensor, start: int, stop: int) -> Tensor:
+    """Return which queries of a tile have their target among the item rows start..stop - 1; target [TILE, 1]."""
+    return ((target >= start) & (target < stop))[:, 0].nonzero()[:, 0]
+
+
+def _num_better(values: Tensor, target_score: Tensor, target_column: Tensor, num_inside: int) -> Tensor:
+    """Count the columns of `values` [TILE, c] before the target, [TILE]; of ties the smaller column is first."""
+    greater = (values > target_score).sum(1, dtype=torch.int32)
+    not_less = (values >= target_score).sum(1, dtype=torch.int32)
+    # Every target ties with itself once; only when there are more ties does their order matter.
+    if int((not_less - greater).sum()) > num_inside:
+        before = torch.arange(values.shape[1], device=values.device) < target_column
+        greater = greater + ((values == target_score) & before).sum(1, dtype=torch.int32)
+    return greater.to(torch.int64)
+
+
+def _top_columns(values: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Return the min(k, c) best of `values` [TILE, c] and their columns: value descending, then column ascending."""
+    if k >= values.shape[1]:
+        return _sorted(values)
+    found, columns = values.topk(k, dim=1)
+    # topk may take any of the columns that tie for the last place; those rows are sorted in full.
+    tied = (values >= found[:, -1:]).sum(1) > k
+    columns, order = columns.sort(dim=1)
+    found, order = found.gather(1, order).sort(dim=1, descending=True, stable=True)
+    columns = columns.gather(1, order)
+    if bool(tied.any()):
+        full, full_columns = _sorted(values[tied])
+        found[tied], columns[tied] = full[:, :k], full_columns[:, :k]
+    return found, columns
+
+
+def _sorted(values: Tensor) -> tuple[Tensor, Tensor]:
+    found, columns = values.sort(dim=1, descending=True, stable=True)
+    return found, columns

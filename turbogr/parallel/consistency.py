@@ -1,0 +1,133 @@
+"""Checks that ranks agree: the same code, config and data at the start, equal copies of the weights afterwards."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import secrets
+import socket
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import turbogr
+from turbogr.errors import UserError
+from turbogr.parallel.mesh import Mesh
+from turbogr.parallel.world import World, first_difference
+
+_VISIBLE_WITHIN_SECONDS = 20.0
+_HASHED_AT_ONCE = 1 << 15  # elements, so that the temporary tensors fit into a core's cache
+
+
+class ReplicaError(UserError):
+    """Copies of the same weights differ."""
+
+
+def check_same_start(world: World, facts: dict[str, Any]) -> None:
+    """Compare `facts` (name to value) between the ranks; all ranks call it together.
+
+    Raises:
+        UserError: a rank differs from rank 0; the message names the rank and the fact.
+    """
+    everyone = world.gather_objects({**facts, "the code of turbogr": code_hash(), "torch": torch.__version__})
+    found = first_difference(everyone)
+    if found is not None:
+        rank, name = found
+        theirs, ours = (_short(everyone[r].get(name)) for r in (rank, 0))
+        raise UserError(
+            f"rank {rank} differs from rank 0 in {name}: {theirs}, not {ours}. Start every rank with the same turbogr, "
+            "recipe, options and data, and with an --out that all machines share"
+        )
+
+
+def check_shared_folder(world: World, folder: Path) -> None:
+    """Check that every rank sees a file that rank 0 writes into `folder`, and remove it; all ranks call it together.
+
+    Raises:
+        UserError: a rank has another folder at that path, so that its part of a checkpoint would be lost.
+    """
+    if world.size == 1:
+        return
+    probe = folder / f".seen-by-all-{world.gather_objects(secrets.token_hex(8))[0]}"
+    world.run_on_first(probe.touch)
+    try:
+        world.run_on_all(lambda: _wait_for_file(probe))
+    finally:
+        if world.is_first:
+            probe.unlink(missing_ok=True)
+
+
+def _wait_for_file(path: Path) -> None:
+    """Wait until a file is visible: a shared file system may show it late."""
+    deadline = time.monotonic() + _VISIBLE_WITHIN_SECONDS
+    while not path.exists():
+        if time.monotonic() > deadline:
+            raise UserError(
+                f"{path.parent} on {socket.gethostname()} is not the folder that rank 0 writes to; give an --out on a "
+                "file system that all machines share"
+            )
+        with suppress(OSError):
+            os.listdir(path.parent)  # makes a network file system refresh its cache
+        time.sleep(0.05)
+
+
+@functools.cache
+def code_hash() -> str:
+    """Return a hash of the sources and kernels of the running package."""
+    root = Path(turbogr.__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted(p for p in root.rglob("*") if p.suffix in (".py", ".so")):
+        digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def check_replicas(
+    mesh: Mesh, dense: Mapping[str, Iterable[Tensor]], rows: Mapping[str, Iterable[Tensor]], step: int
+) -> None:
+    """Compare hashes of weights between ranks that hold copies of them; all ranks call it together.
+
+    `dense` tensors must be equal on all ranks, table `rows` on the ranks that hold the same shard. The keys are the
+    names in messages.
+
+
+    Raises:
+        ReplicaError: some differ; the message names the rank.
+    """
+    parts = {**dense, **rows}
+    everyone = mesh.world.gather(torch.tensor([hash_bits(tensors) for tensors in parts.values()]))
+    for rank, found in enumerate(everyone.tolist()):
+        for column, name in enumerate(parts):
+            replica = 0 if name in dense else rank % mesh.members
+            if found[column] != int(everyone[replica, column]):
+                raise ReplicaError(_replicas_differ(rank, replica, name, step))
+
+
+def hash_bits(tensors: Iterable[Tensor]) -> int:
+    """Return a 64-bit hash of the bits of tensors (32 or 64 bits per element) and of their positions."""
+    total, position = 0, 0
+    for tensor in tensors:
+        size = _HASHED_AT_ONCE if tensor.device.type == "cpu" else 128 * _HASHED_AT_ONCE
+        odd = torch.arange(1, 4 * size, 2, device=tensor.device)
+        for piece in tensor.detach().reshape(-1).split(size):
+            bits = piece.view(torch.int32).to(torch.int64)
+            total += int((bits * odd[: bits.numel()]).sum()) + 2 * position * int(bits.sum())
+            position += bits.numel()
+    return (total + 2**63) % 2**64 - 2**63
+
+
+def _replicas_differ(rank: int, other: int, what: str, step: int) -> str:
+    return (
+        f"the {what} of rank {rank} differ from those of rank {other} after step {step}: its memory or network is "
+        "faulty, or its libraries differ. Check that machine, and continue from the last checkpoint with --resume"
+    )
+
+
+def _short(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else text[:57] + "..."

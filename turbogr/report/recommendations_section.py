@@ -1,0 +1,64 @@
+"""The section about recommendations: what some users did, what they did next, and what the model recommended."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from turbogr.report import wording
+from turbogr.report.run_data import RunData
+from turbogr.report.section import Section
+from turbogr.runs import Record
+
+_NUM_OPEN_SAMPLES = 6
+_EARLIEST_DATE = 10**8  # smaller times are not seconds since 1970 but a count of the log's own
+
+
+def recommendations(run: RunData) -> Section | None:
+    """Some users' histories, next items and recommendations; None if the run's task recommends nothing."""
+    if run.samples is None and (run.path / "evaluation.json").exists():
+        return None  # `turbogr evaluate` writes samples.json beside it for a task that recommends
+    users = [_sample(user, _has_dates(run.samples or [])) for user in run.samples or []]
+    hits = sum(1 for user in users if user["hit"])
+    context = {"first": users[:_NUM_OPEN_SAMPLES], "more": users[_NUM_OPEN_SAMPLES:], "hits": hits, "shown": len(users)}
+    return Section("recommendations", "Recommendations", "recommendations.html", context)
+
+
+def _has_dates(users: list[Record]) -> bool:
+    moments = [wording.number(user.get("target_time")) for user in users]
+    return bool(moments) and all(moment >= _EARLIEST_DATE for moment in moments)
+
+
+def _sample(user: Record, dated: bool) -> Record:
+    target, when = user.get("target"), wording.number(user.get("target_time"))
+    position = wording.number(user.get("target_rank"))
+    listed = _objects(user.get("recommendations"))
+    history = [
+        {
+            "item": entry.get("item"),
+            "gap": wording.gap(when - wording.number(entry.get("time"))) if dated else "",
+            "moment": wording.moment(entry.get("time")) if dated else "",
+            "target": entry.get("item") == target,
+        }
+        for entry in _objects(user.get("history"))
+    ]
+    return {
+        "user": user.get("user"),
+        "history": history,
+        "target": target,
+        "moment": wording.moment(when) if dated else "",
+        "position": wording.count(position),
+        "repeated": "target_rank" in user and user["target_rank"] is None,  # so it is not a candidate
+        "hit": any(entry.get("item") == target for entry in listed),
+        "recommendations": [
+            {
+                "item": entry.get("item"),
+                "score": f"{wording.number(entry.get('score')):.3g}",
+                "hit": entry.get("item") == target,
+            }
+            for entry in listed
+        ],
+    }
+
+
+def _objects(values: Any) -> list[Record]:
+    return [entry for entry in values if isinstance(entry, dict)] if isinstance(values, list) else []

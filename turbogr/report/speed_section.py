@@ -1,0 +1,77 @@
+"""The section about speed: throughput, utilisation, waiting times, and the operators and threads of a step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any
+
+from turbogr.plot import Axis, bar_chart, percent, thinned
+from turbogr.report import wording
+from turbogr.report.run_data import RunData
+from turbogr.report.section import Figure, Section, line_figure
+from turbogr.report.timeline_figure import timeline_figure
+
+_UTILISATION = {"mfu_strict": "strict", "mfu_nominal": "nominal"}
+_WAITS = {
+    "exposed_sparse_share": "embedding rows and their gradients",
+    "exposed_dense_share": "other ranks",
+    "idle_share": "the next batch",
+}
+
+
+def speed(run: RunData) -> Section:
+    """Tokens per second and model FLOPs utilisation over time, and what the time of a step is spent on."""
+    figures = []
+    clock = wording.column(run.training, "elapsed")
+    rising = len(clock) > 1 and all(a < b for a, b in pairwise(clock))
+    xs = clock if rising else wording.column(run.training, "step")
+    x = Axis("seconds of training" if rising else "step")
+    tokens = wording.column(run.training, "tokens_per_second")
+    if any(math.isfinite(value) for value in tokens):
+        curve = thinned("tokens/s", xs, tokens)
+        figures.append(line_figure([curve], "Throughput", x, Axis("tokens per second", zero=True)))
+    columns = {name: wording.column(run.training, key) for key, name in _UTILISATION.items()}
+    shares = [thinned(name, xs, column) for name, column in columns.items() if any(map(math.isfinite, column))]
+    if shares:
+        axis = Axis("share of the GEMM peak", format=percent, zero=True)
+        figures.append(line_figure(shares, "Model FLOPs utilisation", x, axis))
+    columns = {name: wording.column(run.training, key) for key, name in _WAITS.items()}
+    waits = [thinned(name, xs, column) for name, column in columns.items() if any(value > 0 for value in column)]
+    if waits:
+        axis = Axis("share of a step", format=percent, zero=True)
+        figures.append(line_figure(waits, "What a step waits for", x, axis, caption=_staleness(run)))
+    if run.profile:
+        figures.append(profile_figure(run.profile))
+    if run.spans:
+        figures.append(timeline_figure(run.spans))
+    peak = wording.number(run.part("machine").get("gemm_peak_flops"))
+    context: dict[str, Any] = {
+        "figures": figures,
+        "missing": "" if figures else "This run has recorded no speed yet.",
+        "peak": f"{peak / 1e9:,.0f} GFLOP/s" if math.isfinite(peak) else None,
+        "has_mfu": bool(shares),
+    }
+    return Section("speed", "Speed", "speed.html", context)
+
+
+def _staleness(run: RunData) -> str:
+    """Return how many rows two batches share and how stale rows were, for a run that read rows ahead."""
+    rates = [rate for rate in wording.column(run.training, "collision_rate") if math.isfinite(rate)]
+    if not rates:
+        return ""
+    stale = max((value for value in wording.column(run.training, "staleness") if math.isfinite(value)), default=0.0)
+    mean = sum(rates) / len(rates)
+    return f"{percent(mean)} of a batch's rows were also in the batch before; rows were up to {stale:g} updates old."
+
+
+def profile_figure(milliseconds: Mapping[str, float]) -> Figure:
+    """Draw the shares of a step's time by operator; the caption says how long the step took."""
+    total = sum(milliseconds.values())
+    shares = {name.replace("_", " "): value / total for name, value in milliseconds.items()}
+    axis = Axis("share of a step", format=percent, zero=True)
+    return Figure.draw(
+        lambda width: bar_chart(shares, title="Time of a step by operator", axis=axis, width=width, row_height=24),
+        f"Mean of a few early steps of {total:,.0f} ms. An operator's time includes its matrix products.",
+    )

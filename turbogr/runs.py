@@ -1,0 +1,306 @@
+"""Opening a run folder: its record, settings, data, metrics, and the model of one of its checkpoints.
+
+Every command that reads a run opens it here, so each thing that can be wrong with a run has one message. `RunFolder`
+reads files only and does not import torch; `load_model` and `open_run` do.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import yaml
+
+from turbogr.config import Config, load_run_config
+from turbogr.data.split import Split
+from turbogr.data.store import Store
+from turbogr.errors import UserError
+from turbogr.evaluation.metric_info import MetricInfo
+from turbogr.evaluation.metrics import describe_metrics
+from turbogr.plugins import load_plugins
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from turbogr.models.table_encoder import TableEncoder
+    from turbogr.tasks.task import Task
+
+Record = dict[str, Any]
+Which = Literal["best", "last"]
+
+_REMEDY = "name a folder that `turbogr train RECIPE --data DIR --out RUN` wrote"
+_NOT_METRICS = frozenset({"kind", "step", "part", "epoch", "num_users", "elapsed", "evaluation_seconds"})
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The files of a run; `record` is the content of run.json."""
+
+    path: Path
+    record: Record
+
+    @classmethod
+    def open(cls, path: str | Path) -> RunFolder:
+        """Read run.json of the run at `path`.
+
+        Raises:
+            UserError: not a run folder, or run.json cannot be read.
+        """
+        path = Path(path)
+        if not path.is_dir():
+            what = "is a file, not a run folder" if path.exists() else "does not exist"
+            raise UserError(f"{path} {what}; {_REMEDY}")
+        absent = [name for name in ("run.json", "config.yaml") if not (path / name).is_file()]
+        if absent:
+            raise UserError(f"{path} is not a run folder (it has no {' and no '.join(absent)}); {_REMEDY}")
+        try:
+            record = json.loads((path / "run.json").read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise UserError(f"{path / 'run.json'} is damaged: {error}") from error
+        if not isinstance(record, dict):
+            raise UserError(f"{path / 'run.json'} is damaged: it must hold a JSON object")
+        return cls(path, record)
+
+    def config(self) -> Config:
+        """Return the config the run was trained with.
+
+        Raises:
+            UserError: config.yaml cannot be read, has a setting that this release does not know, or needs a plug-in
+                that is neither installed nor loaded.
+        """
+        self.settings()
+        return load_run_config(self.path)
+
+    def settings(self) -> Record:
+        """Return config.yaml as plain data: the sections of any release, unchecked.
+
+        Raises:
+            UserError: config.yaml cannot be read.
+        """
+        path = self.path / "config.yaml"
+        try:
+            settings = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise UserError(f"{path} is damaged: {' '.join(str(error).split())}") from None
+        if not isinstance(settings, dict):
+            raise UserError(f"{path} is damaged: it must hold sections of settings")
+        return settings
+
+    def data(self) -> Record:
+        """Return what run.json says about the data: path, content_hash, num_items and others.
+
+        Raises:
+            UserError: it does not say where the store is.
+        """
+        data = self.record.get("data")
+        if not isinstance(data, dict) or not data.get("path"):
+            raise UserError(f"{self.path / 'run.json'} does not say where the store is; say it with --data DIR")
+        return data
+
+    def store(self, data: str | Path | None = None) -> Store:
+        """Open the store that the run was trained on; `data` is where it is now if it was moved.
+
+        Raises:
+            UserError: there is no store, or it holds other data.
+        """
+        folder = Path(self.data()["path"] if data is None else data)
+        if data is None and not folder.exists():
+            raise UserError(
+                f"{self.path} was trained on {folder}, which does not exist; say where it is now with --data DIR"
+            )
+        store = Store.open(folder)
+        facts = self.record.get("data")
+        expected = facts.get("content_hash") if isinstance(facts, dict) else None
+        found = store.manifest.content_hash
+        if expected is not None and found != expected:
+            raise UserError(
+                f"{folder} does not hold the data that {self.path} was trained on (content {found[:12]}, not "
+                f"{str(expected)[:12]}); give the original store with --data DIR, or train again"
+            )
+        return store
+
+    def num_items(self) -> int:
+        """Return the number of items that the run was trained on.
+
+        Raises:
+            UserError: run.json does not say it.
+        """
+        data = self.record.get("data")
+        if not isinstance(data, dict) or not isinstance(data.get("num_items"), int):
+            raise UserError(f"{self.path / 'run.json'} is damaged: it does not say how many items the data has")
+        return int(data["num_items"])
+
+    def describe_metrics(self, names: Iterable[str]) -> list[MetricInfo]:
+        """Return the descriptions of metrics, as run.json has them and in that order; others follow."""
+        wanted = set(names)
+        listed = self.record.get("metrics")
+        read = [MetricInfo.read(entry) for entry in listed] if isinstance(listed, list) else []
+        known = {info.name: info for info in read if info is not None and info.name in wanted}
+        return [*known.values(), *describe_metrics(name for name in sorted(wanted) if name not in known)]
+
+
+@dataclass(frozen=True)
+class MetricLog:
+    """The records of metrics.jsonl by kind, in the order of steps; `unreadable` are numbers of damaged lines, from 1.
+
+    Where a resumed run repeats a step, the later record counts.
+    """
+
+    training: list[Record]
+    evaluations: list[Record]
+    unreadable: list[int]
+
+    @classmethod
+    def read(cls, run: Path) -> MetricLog:
+        """Read metrics.jsonl; a run that has recorded nothing yet has no records."""
+        try:
+            lines = (run / "metrics.jsonl").read_text(encoding="utf-8", errors="replace").split("\n")
+        except FileNotFoundError:
+            lines = []
+        records: list[Record] = []
+        unreadable: list[int] = []
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            try:
+                record = json.loads(line)
+            except ValueError:
+                record = None
+            if isinstance(record, dict):
+                records.append(record)
+            else:
+                unreadable.append(number)
+        return cls(_last_attempt(records, "train"), _last_attempt(records, "eval"), unreadable)
+
+
+def metrics_of(evaluation: Mapping[str, Any]) -> dict[str, float]:
+    """Return the finite metrics of an evaluation's record in metrics.jsonl."""
+    numbers = {
+        str(name): float(value)
+        for name, value in evaluation.items()
+        if name not in _NOT_METRICS and isinstance(value, int | float) and not isinstance(value, bool)
+    }
+    return {name: value for name, value in numbers.items() if math.isfinite(value)}
+
+
+@dataclass(frozen=True)
+class ChosenCheckpoint:
+    """A checkpoint of a run. `which` is "last" where there is no best one yet; `epoch` is None where it is unknown."""
+
+    step: int
+    epoch: float | None
+    which: Which
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """The task of one checkpoint, with its model and its tables by name, on the CPU, without gradients."""
+
+    folder: RunFolder
+    config: Config
+    checkpoint: ChosenCheckpoint
+    task: Task
+    tables: dict[str, Tensor]
+
+    @property
+    def encoder(self) -> TableEncoder:
+        """The model as vectors of users and items.
+
+        Raises:
+            UserError: the run's task is not retrieval.
+        """
+        from turbogr.tasks.retrieval import RetrievalTask
+
+        if not isinstance(self.task, RetrievalTask):
+            raise UserError(
+                f"{self.folder.path} is a run of the task '{self.task.name}', which does not recommend items; name a "
+                "run of the task 'retrieval'"
+            )
+        return self.task.encoder(self.tables)
+
+    @property
+    def max_len(self) -> int:
+        assert self.config.model.max_len is not None, "a run's config is resolved"
+        return self.config.model.max_len
+
+
+@dataclass(frozen=True)
+class OpenedRun(TrainedModel):
+    """A trained model with the store and split it was trained on."""
+
+    store: Store
+    split: Split
+
+
+def load_model(run: str | Path, which: Which = "best") -> TrainedModel:
+    """Load the best or last checkpoint of a run; the last one where no checkpoint was evaluated yet.
+
+    Raises:
+        UserError: not a run, or it has no checkpoint.
+    """
+    return _load(RunFolder.open(run), which)
+
+
+def open_run(
+    run: str | Path,
+    *,
+    data: str | Path | None = None,
+    which: Which = "best",
+    plugins: Sequence[str | Path] = (),
+) -> OpenedRun:
+    """Open the best or last checkpoint of a run with the store it was trained on.
+
+    `data` is where the store is now if it was moved. `plugins` are the files and modules of the run's own components
+    that are not installed: no file that the run names is imported unless it is given here. The backend of the operators
+    becomes the run's, in this process.
+
+    Raises:
+        UserError: not a run, no checkpoint, no store, a store with other data than the run was trained on, a plug-in
+            that is not there, or a backend that this machine does not have.
+    """
+    from turbogr import ops
+
+    load_plugins(plugins)
+    folder = RunFolder.open(run)
+    store = folder.store(data)
+    trained = _load(folder, which)
+    ops.set_backend(trained.config.train.backend)  # a run is measured with the operators it was trained with
+    split = Split.of(store, trained.config.data.split)
+    return OpenedRun(folder, trained.config, trained.checkpoint, trained.task, trained.tables, store, split)
+
+
+def _load(folder: RunFolder, which: Which) -> TrainedModel:
+    import torch
+
+    from turbogr.checkpoints import Checkpoints
+    from turbogr.tasks import make_task
+    from turbogr.tasks.task import DataFacts
+
+    config = folder.config()
+    checkpoints = Checkpoints(folder.path)
+    best = checkpoints.best() if which == "best" else None
+    step = checkpoints.newest() if best is None else best
+    if step is None:
+        raise UserError(f"{folder.path} has no checkpoint yet; train it first with `turbogr train`")
+    task = make_task(config, DataFacts(folder.num_items()))
+    tables = {spec.name: torch.empty(spec.num_rows, spec.dim) for spec in task.tables}
+    weights = {name: {"weight": weight} for name, weight in tables.items()}
+    progress = checkpoints.restore({"model": dict(task.model.named_parameters()), "tables": weights}, step)
+    task.model.eval().requires_grad_(False)
+    epoch = progress.loader["epoch"] if best is None else progress.best_epoch
+    return TrainedModel(folder, config, ChosenCheckpoint(step, epoch, "last" if best is None else "best"), task, tables)
+
+
+def _last_attempt(records: Iterable[Record], kind: str) -> list[Record]:
+    """Return the records of one kind in the order of steps, only the last one of a step and part."""
+    latest: dict[tuple[Any, float], Record] = {}
+    for record in records:
+        step = record.get("step")
+        if record.get("kind") == kind and isinstance(step, int | float):
+            latest.pop((record.get("part"), step), None)
+            latest[record.get("part"), step] = record
+    return sorted(latest.values(), key=lambda record: record["step"])

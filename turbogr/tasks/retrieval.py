@@ -1,0 +1,209 @@
+"""Retrieval: predict the next item of every user among all items."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from turbogr.config import Config, EvaluateConfig
+from turbogr.data.batching import Batch
+from turbogr.data.split import Split
+from turbogr.data.store import Store
+from turbogr.evaluation.evaluator import Evaluation, baseline_metrics, evaluate
+from turbogr.evaluation.metric_info import MetricInfo
+from turbogr.evaluation.metrics import DEFAULT_KS, REPEATED, describe_metrics, extra_metrics
+from turbogr.evaluation.sample_users import sample_users
+from turbogr.models import RetrievalModel
+from turbogr.models.flops import nominal_flops, strict_flops
+from turbogr.models.table_encoder import TableEncoder
+from turbogr.negatives import LossContext, make_loss
+from turbogr.parallel.world import World
+from turbogr.plugins import register
+from turbogr.tables.embedding_tables import ITEM, EmbeddingTables, TableSpec
+from turbogr.tables.working_set import BatchIds, TableIds, WorkingSets
+from turbogr.tasks.features import features_of, table_specs
+from turbogr.tasks.task import DataFacts, Flops, Metrics, Task
+
+
+@register("task", "retrieval")
+class RetrievalTask(Task):
+    """A sequence model whose output at every token is trained to lie close to the next item's vector."""
+
+    name = "retrieval"
+
+    def __init__(self, config: Config, data: DataFacts) -> None:
+        self.config = config
+        self.tables = self.table_specs(config, data.num_items)
+        self.features = features_of(config)
+        self.columns = {feature.name: feature.column for feature in self.features}
+        self.model: RetrievalModel = RetrievalModel(
+            config.model,
+            options=config.options,
+            recompute=config.train.recompute,
+            features={feature.name: feature.dim for feature in self.features},
+        )
+        self.objective = make_loss(config, LossContext(data.num_items, config.train.seed, data.counts))
+
+    @staticmethod
+    def table_specs(config: Config, num_items: int) -> list[TableSpec]:
+        return table_specs(config, num_items)
+
+    @staticmethod
+    def metric_names(config: EvaluateConfig, *, final: bool = False) -> list[str]:
+        ks = _final_ks(config) if final else config.ks
+        return ["mrr", *(f"{family}@{k}" for family in ("hr", "ndcg") for k in ks), *config.metrics]
+
+    @staticmethod
+    def default_metric(config: EvaluateConfig) -> str:
+        return "ndcg@10" if 10 in config.ks else f"ndcg@{config.ks[0]}"
+
+    @staticmethod
+    def describe_metrics(names: Iterable[str]) -> list[MetricInfo]:
+        return describe_metrics(names)
+
+    @staticmethod
+    def rule(config: EvaluateConfig, *, final: bool = False) -> dict[str, Any]:
+        ks = list(_final_ks(config) if final else config.ks)
+        rule = {"ks": ks, "filter_seen": config.filter_seen, "repeated": REPEATED}
+        return {**rule, "metrics": list(config.metrics)} if config.metrics else rule
+
+    @staticmethod
+    def describe_rule(config: EvaluateConfig) -> str:
+        return f"seen items out, repeated ones {REPEATED}" if config.filter_seen else "seen items in"
+
+    @staticmethod
+    def is_comparable(rule: Mapping[str, Any]) -> bool:
+        return not rule.get("filter_seen", True) or rule.get("repeated") == REPEATED
+
+    def reset_parameters(self, generator: torch.Generator) -> None:
+        self.model.reset_parameters(generator)
+
+    def reset_tables(self, tables: EmbeddingTables) -> None:
+        for spec in self.tables:
+            if spec.name != ITEM:  # a missing value adds nothing until some are learnt from
+                tables.assign(spec.name, torch.zeros(1, spec.dim))
+
+    def prepare(self, batch: Batch, step: int) -> Batch:
+        return dataclasses.replace(batch, negatives=self.objective.draw(batch, step))
+
+    def ids(self, batch: Batch) -> BatchIds:
+        assert batch.targets is not None
+        inputs: dict[str, list[Tensor]] = {}
+        for feature in self.features:
+            inputs.setdefault(feature.table, []).append(batch.features[feature.name])
+        negatives = [] if batch.negatives is None else [batch.negatives]
+        items = TableIds([batch.items.values], [batch.targets, *negatives])
+        return {ITEM: items, **{table: TableIds(ids) for table, ids in inputs.items()}}
+
+    def loss(self, sets: WorkingSets, batch: Batch, step: int, *, seed: int | None) -> Tensor:
+        return self.token_losses(sets, batch, step, seed=seed).sum() / int(batch.lengths_of_step.sum())
+
+    def token_losses(self, sets: WorkingSets, batch: Batch, step: int, *, seed: int | None = None) -> Tensor:
+        """Return the loss of every token, [T]."""
+        items = sets[ITEM]
+        rows, index = items.for_inputs(batch.items.values.device)
+        outputs = self.model.encode(rows, index, batch, seed=seed, features=self._feature_rows(sets, batch))
+        loss_rows, candidates = items.for_loss()
+        positives, others = candidates[: batch.num_tokens], candidates[batch.num_tokens :]
+        negatives = None if batch.negatives is None else others.view(batch.negatives.shape)
+        return self.objective.loss(outputs, loss_rows, positives, negatives, items.ids(), batch, step)
+
+    def _feature_rows(self, sets: WorkingSets, batch: Batch) -> dict[str, tuple[Tensor, Tensor]]:
+        """Return the rows of every feature's table and the index of the tokens into them, by feature."""
+        found: dict[str, tuple[Tensor, Tensor]] = {}
+        first: dict[str, int] = {}
+        for feature in self.features:  # features that share a table stand one behind the other in its index
+            rows, index = sets[feature.table].for_inputs(batch.items.values.device)
+            start = first.get(feature.table, 0)
+            first[feature.table] = start + batch.num_tokens
+            found[feature.name] = rows, index[start : first[feature.table]]
+        return found
+
+    def is_due(self, step: int) -> bool:
+        return self.objective.is_due(step)
+
+    def refresh(self, tables: EmbeddingTables, step: int) -> None:
+        self.objective.refresh(tables.gather(ITEM), step)
+
+    def state(self) -> dict[str, Tensor]:
+        return self.objective.state()
+
+    def flops(self, lengths: Tensor) -> Flops:
+        config = self.config
+        strict = strict_flops(config.model, lengths, self.objective.num_scored, config.options)
+        nominal = nominal_flops(config.model, lengths.numel(), config.options)
+        projected = sum(weight.numel() for weight in self.model.feature_weights.values())
+        return Flops(
+            strict + 6 * projected * int(lengths.sum()), nominal + 6 * projected * lengths.numel() * self.model.max_len
+        )
+
+    @property
+    def needs_step_targets(self) -> bool:
+        return self.objective.needs_step_targets
+
+    def encoder(self, tables: Mapping[str, Tensor]) -> TableEncoder:
+        """Return the model with its whole tables, for evaluation and recommendation."""
+        by_feature = {feature.name: tables[feature.table] for feature in self.features}
+        return TableEncoder(self.model, tables[ITEM], features=by_feature, columns=self.columns)
+
+    def evaluate(
+        self,
+        tables: Mapping[str, Tensor],
+        store: Store,
+        split: Split,
+        part: str,
+        *,
+        final: bool = False,
+        progress: Callable[[int], None] | None = None,
+        should_stop: Callable[[], bool] | None = None,
+        world: World | None = None,
+        batch_size: int | None = None,
+        filter_last: int | None = None,
+    ) -> Evaluation:
+        """As `Task.evaluate`; `batch_size` replaces that of the config, `filter_last` is that of the evaluator."""
+        return evaluate(
+            self.encoder(tables),
+            store,
+            split,
+            part,
+            max_len=self.model.max_len,
+            batch_size=batch_size or self.config.evaluate.batch_size,
+            filter_last=filter_last,
+            progress=progress,
+            should_stop=should_stop,
+            world=world,
+            **self._options(final),
+        )
+
+    def baselines(
+        self,
+        store: Store,
+        split: Split,
+        part: str,
+        *,
+        final: bool = False,
+        should_stop: Callable[[], bool] | None = None,
+        filter_last: int | None = None,
+    ) -> dict[str, Metrics]:
+        options = self._options(final)
+        return baseline_metrics(store, split, part, should_stop=should_stop, filter_last=filter_last, **options)
+
+    def samples(self, tables: Mapping[str, Tensor], store: Store, split: Split, part: str) -> dict[str, Any]:
+        filter_seen = self.config.evaluate.filter_seen
+        return sample_users(
+            self.encoder(tables), store, split, part, max_len=self.model.max_len, filter_seen=filter_seen
+        )
+
+    def _options(self, final: bool) -> dict[str, Any]:
+        config = self.config.evaluate
+        ks = _final_ks(config) if final else config.ks
+        return {"ks": ks, "filter_seen": config.filter_seen, "extra": extra_metrics(self.config)}
+
+
+def _final_ks(config: EvaluateConfig) -> tuple[int, ...]:
+    """Return the cut-offs of a run's summary: the usual ones are always among them."""
+    return tuple(sorted({*DEFAULT_KS, *config.ks}))

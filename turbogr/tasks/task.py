@@ -1,0 +1,205 @@
+"""The interface of a task.
+
+A task owns its model, which rows of which tables a batch needs, its loss, and its metrics and how they are measured.
+The trainer, the executors, checkpoints, reports and sweeps work with any task through this class, so a new task needs
+no change to them.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from turbogr.config import Config, EvaluateConfig
+from turbogr.data.batching import Batch
+from turbogr.data.split import Split
+from turbogr.data.store import Store
+from turbogr.evaluation.metric_info import MetricInfo
+from turbogr.parallel.world import World
+from turbogr.tables.embedding_tables import EmbeddingTables, TableSpec
+from turbogr.tables.working_set import BatchIds, WorkingSets
+
+Metrics = dict[str, float]
+
+
+@dataclass(frozen=True)
+class DataFacts:
+    """What a task must know of the data: the number of items, and how often each occurs in the training events.
+
+    `counts` is called only where it is needed; None means that all items count the same.
+    """
+
+    num_items: int
+    counts: Callable[[], NDArray[np.int64]] | None = None
+
+
+class Flops(NamedTuple):
+    """Arithmetic of one training step: what must be computed, and counted at the model's full length."""
+
+    strict: float
+    nominal: float
+
+
+class Measurement(Protocol):
+    """The result of an evaluation on one part of the held-out data."""
+
+    @property
+    def part(self) -> str: ...
+
+    @property
+    def metrics(self) -> Metrics: ...
+
+    @property
+    def num_users(self) -> int: ...
+
+    @property
+    def skipped(self) -> Mapping[str, int]: ...
+
+    @property
+    def protocol(self) -> str: ...
+
+
+class Task(ABC):
+    """What a run learns. The config must be resolved; parameters have no values until `reset_parameters`."""
+
+    name: ClassVar[str]
+    model: nn.Module
+    tables: list[TableSpec]
+    columns: dict[str, str]
+    """Column of the store behind every feature that batches carry, by the feature's name."""
+
+    # What files and commands need without a model.
+
+    @staticmethod
+    @abstractmethod
+    def table_specs(config: Config, num_items: int) -> list[TableSpec]:
+        """Return the tables that a resolved config needs."""
+
+    @staticmethod
+    @abstractmethod
+    def metric_names(config: EvaluateConfig, *, final: bool = False) -> list[str]:
+        """Return the names of the metrics that this task measures during training, or with `final` in the summary."""
+
+    @staticmethod
+    @abstractmethod
+    def default_metric(config: EvaluateConfig) -> str:
+        """Return the metric that chooses the best checkpoint where the config does not name one."""
+
+    @staticmethod
+    @abstractmethod
+    def describe_metrics(names: Iterable[str]) -> list[MetricInfo]:
+        """Return the descriptions of metrics in the order in which they are shown."""
+
+    @staticmethod
+    @abstractmethod
+    def rule(config: EvaluateConfig, *, final: bool = False) -> dict[str, Any]:
+        """Return the settings that measured values depend on; it is stored with them. `final` as in `metric_names`."""
+
+    @staticmethod
+    @abstractmethod
+    def describe_rule(config: EvaluateConfig) -> str:
+        """Return `rule` as the end of a sentence, without the cut-offs."""
+
+    @staticmethod
+    @abstractmethod
+    def is_comparable(rule: Mapping[str, Any]) -> bool:
+        """Return whether values measured by a stored `rule` can be compared with those of this release."""
+
+    # Training.
+
+    @abstractmethod
+    def reset_parameters(self, generator: torch.Generator) -> None:
+        """Draw all dense parameters; the same generator state gives the same parameters."""
+
+    def reset_tables(self, tables: EmbeddingTables) -> None:  # noqa: B027
+        """Change rows of tables that have just been drawn; most tasks leave them as they are."""
+
+    @abstractmethod
+    def prepare(self, batch: Batch, step: int) -> Batch:
+        """Return the batch with everything drawn that its loss needs; on any thread, some steps ahead."""
+
+    @abstractmethod
+    def ids(self, batch: Batch) -> BatchIds:
+        """Return the ids that a prepared batch needs, by table."""
+
+    @abstractmethod
+    def loss(self, sets: WorkingSets, batch: Batch, step: int, *, seed: int | None) -> Tensor:
+        """Return this rank's part of the step's mean loss: summed over the ranks, it is the loss.
+
+        `seed` decides what dropout drops; None drops nothing.
+        """
+
+    def is_due(self, step: int) -> bool:
+        """Return whether `refresh` must be called before the rows of `step` are updated."""
+        return False
+
+    def refresh(self, tables: EmbeddingTables, step: int) -> None:
+        """Derive what the task keeps from the tables; over many ranks, collective."""
+        raise NotImplementedError(f"{type(self).__name__} is due at step {step} and has no refresh")
+
+    def state(self) -> dict[str, Tensor]:
+        """Return every tensor that a checkpoint must hold besides model and tables; most tasks have none."""
+        return {}
+
+    @abstractmethod
+    def flops(self, lengths: Tensor) -> Flops:
+        """Return the arithmetic of a training step on sequences of `lengths` [B]."""
+
+    @property
+    def num_parameters(self) -> int:
+        """Number of dense parameters."""
+        return sum(parameter.numel() for parameter in self.model.parameters())
+
+    @property
+    def needs_step_targets(self) -> bool:
+        """Whether every rank must know the targets of the whole step."""
+        return False
+
+    # Measuring.
+
+    @abstractmethod
+    def evaluate(
+        self,
+        tables: Mapping[str, Tensor],
+        store: Store,
+        split: Split,
+        part: str,
+        *,
+        final: bool = False,
+        progress: Callable[[int], None] | None = None,
+        should_stop: Callable[[], bool] | None = None,
+        world: World | None = None,
+    ) -> Measurement:
+        """Measure the model with whole tables [num_rows, dim] on a part of the held-out data, "valid" or "test".
+
+        `final` adds the metrics that the summary of a run has. Over many ranks all call it and get the whole result.
+
+        Raises:
+            Interrupted: `should_stop` returned True, on any rank.
+        """
+
+    @abstractmethod
+    def baselines(
+        self,
+        store: Store,
+        split: Split,
+        part: str,
+        *,
+        final: bool = False,
+        should_stop: Callable[[], bool] | None = None,
+    ) -> dict[str, Metrics]:
+        """Return the metrics of simple methods by name, on the same data and by the same rule as `evaluate`."""
+
+    def samples(self, tables: Mapping[str, Tensor], store: Store, split: Split, part: str) -> dict[str, Any] | None:
+        """Return the content of samples.json, examples of what the model does, for the report; None for no examples."""
+        return None
+
+
+TaskFactory = Callable[[Config, DataFacts], Task]

@@ -1,0 +1,465 @@
+"""A run from recipe to run folder: resolve the config against the data, set the folder up, train, keep the record."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import fcntl
+import json
+import math
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from turbogr import machine, ops
+from turbogr.checkpoints import Checkpoints
+from turbogr.config import Config, dump_config, flat_config, load_config, load_run_config, resolve, with_plugins
+from turbogr.data.split import Split
+from turbogr.data.store import Store
+from turbogr.errors import UserError
+from turbogr.evaluation.evaluator import Interrupted
+from turbogr.files import replace_text
+from turbogr.parallel.consistency import check_same_start, check_shared_folder
+from turbogr.parallel.mesh import Mesh, MeshSize, choose_mesh
+from turbogr.parallel.world import World, connected_world, set_heartbeat_timeout
+from turbogr.plugins import find as component_of
+from turbogr.plugins import record as component_records
+from turbogr.progress import Progress
+from turbogr.runs import RunFolder
+from turbogr.tables.embedding_tables import EmbeddingTables
+from turbogr.tasks import task_class
+from turbogr.tasks.features import resolve_features
+from turbogr.training.checkpoint_selection import check_selection
+from turbogr.training.cost_measurement import with_measured_cost
+from turbogr.training.run_summary import SUMMARY, summary_is_current, write_summary
+from turbogr.training.stopping import AgreedStop
+from turbogr.training.trainer import Trainer, TrainResult, choose_device
+from turbogr.training.warm_start import WarmStart
+
+_MAY_CHANGE = ("plugins", "train", "evaluate", "optimizer", "parallel", "pipeline")
+_FIXED = ("train.seed", "optimizer.table")
+
+
+@dataclass
+class _Start:
+    """What a run begins with, before anything is written."""
+
+    config: Config
+    store: Store
+    run: Path
+    exists: bool
+    warm_start: WarmStart | None
+    record: dict[str, Any]
+    changes: list[str]
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a run cannot be continued, as the end of a sentence that begins with "it was", and what to do instead."""
+
+    reason: str
+    remedy: str
+
+
+def train(
+    recipe: str | Path | Config,
+    data: str | Path,
+    out: str | Path,
+    *,
+    overrides: Sequence[str] = (),
+    resume: bool = False,
+    init_from: str | Path | None = None,
+    plugins: Sequence[str | Path] = (),
+) -> TrainResult:
+    """Train a recipe on the prepared store `data` into the run folder `out`.
+
+    With `resume`, an existing run continues from its newest checkpoint with the same model and data; how long (but not
+    less than it has been trained), how fast, on how many ranks and how it is evaluated may change. A folder that does
+    not exist yet is started. `init_from` is a run whose parameters and item vectors a new run starts from; `data` must
+    extend what that run was trained on. `plugins` are files or modules of your own components, besides those that the
+    recipe names.
+
+    A process that torchrun has started trains together with the other ranks; `data` and `out` must be the same folders
+    for all of them. Rank 0 prints and writes.
+
+    Raises:
+        UserError: a bad recipe, store or folder; NonFiniteError when training diverges.
+    """
+    with connected_world() as world, world.reporting_errors_once():
+        resume = resume or world.restarted
+        start = world.run_on_all(lambda: _prepare(recipe, data, out, overrides, resume, init_from, plugins))
+        check_same_start(
+            world,
+            {
+                **flat_config(start.config),
+                "the data (content hash)": start.store.manifest.content_hash,
+                "--out": str(start.run.absolute()),
+                "what --out holds": f"a run of {start.record['created']}" if start.exists else "no run",
+                "--init-from": start.record["init_from"],
+                "the plug-ins": start.record["components"],
+            },
+        )
+        set_heartbeat_timeout(start.config.parallel.timeout)
+        trainer, environment = _build(start, world)
+        if start.warm_start is not None:
+            start.warm_start.apply(trainer.model, trainer.tables)
+        start.record["model"] = {
+            "name": start.config.model.name,
+            "title": component_of("block", start.config.model.name).title,
+            "num_dense_parameters": trainer.task.num_parameters,
+            "num_table_parameters": trainer.tables.num_parameters,
+        }
+        with _folder(start, environment, world) as keep_status:
+            check_shared_folder(world, start.run)
+            if start.exists:
+                trainer.resume()
+            if world.is_first:
+                _say_what_starts(trainer, start.changes, environment["ranks"]["why"])
+            result = _train_and_summarise(trainer)
+            keep_status(result.status)
+    return result
+
+
+def _prepare(
+    recipe: str | Path | Config,
+    data: str | Path,
+    out: str | Path,
+    overrides: Sequence[str],
+    resume: bool,
+    init_from: str | Path | None,
+    plugins: Sequence[str | Path],
+) -> _Start:
+    """Read and check all that a run begins with; nothing is written."""
+    if isinstance(recipe, Config):
+        config = with_plugins(recipe, plugins)
+    else:
+        config = load_config(recipe, overrides, plugins=plugins)
+    store, run = Store.open(data), Path(out)
+    exists = _holds_a_run(run)
+    if exists and not resume:
+        raise UserError(f"{run} already exists; choose another --out, continue it with --resume, or remove it")
+    warm_start = None if init_from is None else WarmStart(init_from, store)
+    config = resolve_against(config if warm_start is None else warm_start.fill(config), store)
+    changes: list[str] = []
+    if exists:
+        config = _with_stored_cost(config, run)
+    record = _resumed_record(run, config, store, changes) if exists else _new_record(config, store, recipe)
+    record["components"] = component_records(config.chosen())
+    task = task_class(config.task)
+    record["metrics"] = [asdict(info) for info in task.describe_metrics(task.metric_names(config.evaluate, final=True))]
+    record.setdefault("init_from", None if init_from is None else str(Path(init_from).resolve()))
+    return _Start(config, store, run, exists, warm_start, record, changes)
+
+
+def _build(start: _Start, world: World) -> tuple[Trainer, dict[str, Any]]:
+    """Set this process up and make the trainer; return it with the content of environment.json."""
+    config = start.config
+    if config.train.threads is not None:
+        torch.set_num_threads(config.train.threads)
+    ops.set_backend(config.train.backend)
+    ops.keep_freed_memory()
+    device = choose_device(config.train.device, world.local_rank if world.size > 1 else None)
+    config = start.config = _with_cost(config, start.store, world, device)
+    mesh_size = _mesh_size(config, start.store, world, device)
+    mesh = Mesh.build(world, mesh_size, device.type)
+    peak = machine.gemm_peak(torch.float32) if device.type == "cpu" else None
+    peaks = world.gather_objects(peak)
+    total_peak = None if peak is None else sum(filter(None, peaks))
+    trainer = Trainer(config, start.store, start.run, device=device, gemm_peak=total_peak, mesh=mesh)
+    environment = {
+        "versions": machine.versions(),
+        "machine": {**machine.machine_facts(), "device": str(device), "gemm_peak_flops": total_peak},
+        "backends": {service.operator: service.backend for service in ops.services(device)},
+        "ranks": {
+            "size": world.size,
+            "per_machine": world.local_size,
+            "groups": mesh.groups,
+            "members": mesh.members,
+            "why": mesh_size.reason,
+            "wire": config.parallel.wire,
+            "balance": trainer.loader.balance if world.size > 1 else None,
+        },
+    }
+    return trainer, environment
+
+
+def _with_cost(config: Config, store: Store, world: World, device: torch.device) -> Config:
+    """Fill in what sequences cost, if ranks share them by cost: rank 0 measures, so that all plan with its numbers."""
+    if world.size == 1 or config.parallel.balance in ("none", "token-budget"):
+        return config
+    measured = [config]
+    world.run_on_first(lambda: measured.append(with_measured_cost(config, store.num_items, device=device)))
+    return world.gather_objects(measured[-1])[0]
+
+
+def _mesh_size(config: Config, store: Store, world: World, device: torch.device) -> MeshSize:
+    specs = task_class(config.task).table_specs(config, store.num_items)
+    memory = machine.memory_bytes() // world.local_size if device.type == "cpu" else machine.device_memory(device)
+    return choose_mesh(
+        world.size,
+        math.gcd(*world.gather_objects(world.local_size)),  # machines may have unequal numbers of ranks
+        groups=config.parallel.groups if world.size > 1 else None,
+        members=config.parallel.members if world.size > 1 else None,
+        table_bytes=sum(spec.num_bytes for spec in specs),
+        rank_memory=min(world.gather_objects(memory)),
+    )
+
+
+@contextmanager
+def _folder(start: _Start, environment: dict[str, Any], world: World) -> Iterator[Callable[[str], None]]:
+    """Set the run folder up and hold it, on rank 0; yield what takes the status that the run ends with."""
+    run, record = start.run, start.record
+    statuses = ["failed"]
+    if not world.is_first:
+        world.run_on_first(_nothing)
+        yield statuses.append
+        return
+    with ExitStack() as held:
+
+        def set_up() -> None:
+            run.mkdir(parents=True, exist_ok=True)
+            held.enter_context(_alone_in(run))
+            replace_text(run / "config.yaml", dump_config(start.config))
+            replace_text(run / "environment.json", json.dumps(environment, indent=2) + "\n")
+            _write_record(run, record, status="running")
+
+        world.run_on_first(set_up)
+        try:
+            yield statuses.append
+        finally:
+            _write_record(run, record, status=statuses[-1])
+
+
+def _nothing() -> None:
+    """What a rank does while rank 0 works."""
+
+
+def _train_and_summarise(trainer: Trainer) -> TrainResult:
+    """Train, and write the summary of a run that came to its end unless that of the same state is there already."""
+    world = trainer.world
+
+    def is_current() -> bool:
+        return world.gather_objects(summary_is_current(trainer.run, trainer.config, trainer.progress))[0]
+
+    if not is_current() and world.is_first:
+        (trainer.run / SUMMARY).unlink(missing_ok=True)
+    result = trainer.fit()
+    if result.status == "interrupted" or is_current():
+        return result
+    with AgreedStop(world) as stop:
+        try:
+            write_summary(
+                trainer.run,
+                trainer.config,
+                trainer.store,
+                trainer.split,
+                trainer.progress,
+                status=result.status,
+                gemm_peak=trainer.gemm_peak,
+                should_stop=stop.is_requested,
+                world=world,
+            )
+        except Interrupted:
+            return dataclasses.replace(result, status="interrupted", signal=stop.own_signal or int(signal.SIGTERM))
+    return result
+
+
+def _holds_a_run(run: Path) -> bool:
+    """Whether there is something to resume or to protect; what a killed start left before run.json does not count."""
+    if not run.is_dir():
+        return os.path.lexists(run)
+    left_behind = {"config.yaml", "environment.json"}
+    return any(entry.name not in left_behind and not entry.name.endswith(".part") for entry in run.iterdir())
+
+
+def refusals(run: Path, config: Config, store: Store, *, fixed: Collection[str] = ()) -> list[Refusal]:
+    """Return why `train` would not resume a run with this config and store; no run, no refusal.
+
+    `fixed` are settings, `section.key`, that may not change either, though `train` would let them.
+
+    Raises:
+        UserError: something stands there that is no run, or a run that cannot be read.
+    """
+    if not _holds_a_run(run):
+        return []
+    if not (run / "run.json").exists():
+        raise UserError(
+            f"{run} is not a run folder (it has no run.json), and a run would go there; choose another --out, or move "
+            "away what is there"
+        )
+    found = []
+    trained_on = RunFolder.open(run).record["data"]
+    if trained_on["content_hash"] != store.manifest.content_hash:
+        reason = f"trained on {trained_on['path']}, and {store.path} holds other data"
+        found.append(Refusal(reason, "resume with the same store, or start a new run"))
+    shortened = _shortened(run, config)
+    for key, (before, after) in _changed(run, config).items():
+        section = key.split(".")[0]
+        reason = f"started with {key}={before}, not {after}"
+        if section not in _MAY_CHANGE or key in _FIXED:
+            what = "it cannot be resumed with another model, loss or data. "
+            found.append(Refusal(reason, f"{what}Give the same value, or start a new run"))
+        elif (key in fixed or section in fixed) and key not in shortened:
+            found.append(Refusal(reason, "give the same value, or start a new run"))
+    return [*found, *shortened.values()]
+
+
+def _changed(run: Path, config: Config) -> dict[str, tuple[Any, Any]]:
+    """The settings that differ from those a run was trained with last, as (before, after)."""
+    before, after = (flat_config(c) for c in (load_run_config(run), _with_stored_cost(config, run)))
+    return {key: (before.get(key), value) for key, value in after.items() if before.get(key) != value}
+
+
+def _shortened(run: Path, config: Config) -> dict[str, Refusal]:
+    """Refusals by setting where a config asks for less than was trained: no run can go back to where it matches."""
+    progress = _newest_progress(run)
+    position = progress.loader
+    trained = {
+        "epochs": (position["epoch"] + (position["step"] > 0), f"{progress.epochs:.4g}"),
+        "steps": (progress.step, f"{progress.step}"),
+    }
+    found = {}
+    for name, (least, shown) in trained.items():
+        key, limit = f"train.{name}", getattr(config.train, name)
+        if limit is not None and limit < least:
+            reason = f"trained for {shown} {name} already, and {key} is {limit}"
+            found[key] = Refusal(reason, f"set it to {least} or more, or start a new run")
+    return found
+
+
+def _newest_progress(run: Path) -> Progress:
+    """Return how far a run has come; `Trainer.resume` reports a damaged checkpoint."""
+    checkpoints = Checkpoints(run)
+    for step in reversed(checkpoints.steps()):
+        with suppress(UserError):
+            return checkpoints.progress(step)
+    return Progress()
+
+
+@contextmanager
+def _alone_in(run: Path) -> Iterator[None]:
+    """Hold the run folder against a second trainer; the lock ends with the process, however it ends."""
+    handle = os.open(run, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"another process is training in {run}; wait for it or choose another --out") from None
+        yield
+    finally:
+        os.close(handle)
+
+
+def resolve_against(config: Config, store: Store) -> Config:
+    """Fill in the sizes of a config that follow from the data of a store, and check that it can be trained on it.
+
+    Raises:
+        UserError: a split that the store does not allow or that holds nothing out to choose a checkpoint by, or
+            features that the store does not have.
+    """
+    split = Split.of(store, config.data.split)
+    check_selection(config, split, store)
+    inputs = split.train_end - np.asarray(store.offsets[:-1]) - 1
+    num_sequences = int((inputs > 0).sum())
+    inputs = np.maximum(inputs, 1)
+    return resolve(
+        resolve_features(config, store),
+        num_items=store.num_items,
+        num_sequences=num_sequences,
+        typical_length=int(np.quantile(inputs, 0.9)),
+        longest_length=int(inputs.max()),
+    )
+
+
+def _new_record(config: Config, store: Store, recipe: str | Path | Config) -> dict[str, Any]:
+    manifest = store.manifest
+    return {
+        "turbogr": machine.versions()["turbogr"],
+        "command": shlex.join(["turbogr", *sys.argv[1:]]) if _is_command_line() else None,
+        "recipe": None if isinstance(recipe, Config) else str(recipe),
+        "created": _now(),
+        "finished": None,
+        "status": "running",
+        "data": {
+            "path": str(store.path.resolve()),
+            "content_hash": manifest.content_hash,
+            "source": manifest.source,
+            "num_users": manifest.num_users,
+            "num_items": manifest.num_items,
+            "items_fingerprint": store.item_ids.fingerprint(manifest.num_items),
+            "num_events": manifest.num_events,
+        },
+    }
+
+
+def _is_command_line() -> bool:
+    """Whether this process is `turbogr ...` or `python -m turbogr ...`, not somebody's program."""
+    program = Path(sys.argv[0])
+    return program.stem == "turbogr" or (program.name == "__main__.py" and program.parent.name == "turbogr")
+
+
+def _resumed_record(run: Path, config: Config, store: Store, changes: list[str]) -> dict[str, Any]:
+    """Return the record of a run that may be continued with this config and store, else raise UserError.
+
+    What has changed and may is added to `changes`, a line each.
+    """
+    for refusal in refusals(run, config, store):
+        raise UserError(f"{run} was {refusal.reason}; {refusal.remedy}")
+    changed = _changed(run, config)
+    changes += [f"resuming with {key}={after} (was {before})" for key, (before, after) in changed.items()]
+    record = RunFolder.open(run).record
+    return {**record, "data": {**record["data"], "path": str(store.path.resolve())}}
+
+
+def _with_stored_cost(config: Config, run: Path) -> Config:
+    """Keep the measured cost of sequences that a run was started with: the same plan gives the same rounding."""
+    stored = load_run_config(run).parallel.cost if (run / "config.yaml").exists() else None
+    if config.parallel.cost is not None or stored is None:
+        return config
+    return dataclasses.replace(config, parallel=dataclasses.replace(config.parallel, cost=stored))
+
+
+def _say_what_starts(trainer: Trainer, changes: list[str], why_mesh: str) -> None:
+    loader, store, model = trainer.loader, trainer.store, trainer.config.model
+    lines = [
+        *changes,
+        f"{model.name}: {model.num_blocks} blocks of width {model.dim}, up to {model.max_len} events; "
+        f"{trainer.task.num_parameters:,} dense parameters, {_describe_tables(trainer.tables)}",
+        f"{loader.num_sequences:,} sequences, {loader.num_tokens:,} tokens an epoch, "
+        f"{loader.num_batches(0):,} batches; {store.num_items:,} items; split {trainer.split.rule}",
+    ]
+    if trainer.world.size > 1:
+        lines.append(f"{trainer.world.size} ranks, {trainer.mesh} (groups × members): {why_mesh}")
+    if loader.num_events_cut:
+        share = loader.num_events_cut / (loader.num_events_cut + loader.num_tokens)
+        lines.append(
+            f"{loader.num_events_cut:,} training events ({share:.1%}) lie further back than model.max_len and are not "
+            "used; data.window=split uses them all"
+        )
+    if trainer.progress.step:
+        lines.append(f"resuming after step {trainer.progress.step}")
+    print("\n".join(lines), file=sys.stderr, flush=True)
+
+
+def _describe_tables(tables: EmbeddingTables) -> str:
+    sizes = [f"{spec.num_rows * spec.dim:,} in the {spec.name} table" for spec in tables.specs]
+    return ", ".join(sizes)
+
+
+def _write_record(run: Path, record: dict[str, Any], *, status: str) -> None:
+    record["status"] = status
+    record["finished"] = None if status == "running" else _now()
+    replace_text(run / "run.json", json.dumps(record, indent=2) + "\n")
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")

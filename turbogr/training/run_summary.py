@@ -1,0 +1,125 @@
+"""The end of a run in one file: summary.json, what the best checkpoint is worth and what it cost."""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from turbogr.config import Config
+from turbogr.data.split import Split
+from turbogr.data.store import Store
+from turbogr.files import replace_text
+from turbogr.parallel.world import World
+from turbogr.progress import Progress
+from turbogr.runs import load_model
+from turbogr.tasks import task_class
+from turbogr.training.checkpoint_selection import describe_checkpoint, selected_on
+
+SUMMARY = "summary.json"
+
+
+def write_summary(
+    run: Path,
+    config: Config,
+    store: Store,
+    split: Split,
+    progress: Progress,
+    *,
+    status: str,
+    gemm_peak: float | None,
+    should_stop: Callable[[], bool],
+    world: World | None = None,
+) -> None:
+    """Measure the best checkpoint of a run on the test items, beside the baselines, and write summary.json.
+
+    With a `world` of many ranks all call it together; rank 0 measures the baselines and writes, and `peak_memory_bytes`
+    is that of all ranks together.
+
+    Throughput and utilisation are means over all training steps, without evaluations and checkpoints; `wall_seconds`
+    has all. MFU is None where no peak was measured. Cut-offs 10, 50 and 200 are always measured.
+
+    Raises:
+        Interrupted: `should_stop` returned True; nothing is written.
+    """
+    world = world or World()
+    trained = world.run_on_all(lambda: load_model(run))
+    started = time.perf_counter()
+    part = "test" if (split.test >= 0).any() else "valid"
+    result = trained.task.evaluate(trained.tables, store, split, part, final=True, should_stop=should_stop, world=world)
+    peak_memory = sum(world.gather_objects(peak_memory_bytes()))
+    if not world.is_first:
+        return
+    baselines = trained.task.baselines(store, split, part, final=True, should_stop=should_stop)
+    seconds = max(progress.seconds, 1e-9)
+    summary = {
+        "status": status,
+        "task": config.task,
+        "part": part,
+        "metrics": result.metrics,
+        "baselines": baselines,
+        "num_users": result.num_users,
+        "protocol": f"{result.protocol}; {describe_checkpoint(config, split, trained.checkpoint, part)}",
+        "selected_on": selected_on(config, split, trained.checkpoint),
+        "step": trained.checkpoint.step,
+        "steps": progress.step,
+        "epochs": progress.epochs,
+        "tokens": progress.tokens,
+        "tokens_per_second": progress.tokens / seconds,
+        "mfu_strict": None if gemm_peak is None else progress.strict_flops / seconds / gemm_peak,
+        "mfu_nominal": None if gemm_peak is None else progress.nominal_flops / seconds / gemm_peak,
+        "peak_memory_bytes": peak_memory,
+        "wall_seconds": progress.wall_seconds + time.perf_counter() - started,
+        "state": _state(config, progress),
+    }
+    replace_text(run / SUMMARY, json.dumps(summary, indent=2) + "\n")
+
+
+def summary_is_current(run: Path, config: Config, progress: Progress) -> bool:
+    """Whether summary.json tells of this very state of the run."""
+    summary = read_summary(run)
+    return summary is not None and bool(summary["state"] == _state(config, progress))
+
+
+def read_summary(run: Path) -> dict[str, Any] | None:
+    """Return summary.json, or None if it is missing, damaged or measured by another rule; resuming writes it again."""
+    summary = _read(run)
+    return None if summary is None or _by_another_rule(summary) else summary
+
+
+def is_outdated(run: Path) -> bool:
+    """Whether the figures of summary.json are by another rule than today's, so that they cannot be compared."""
+    summary = _read(run)
+    return summary is not None and _by_another_rule(summary)
+
+
+def _read(run: Path) -> dict[str, Any] | None:
+    try:
+        summary = json.loads((run / SUMMARY).read_text(encoding="utf-8"))
+        complete = {"part", "metrics", "protocol", "step", "state"} <= summary.keys()
+    except (OSError, ValueError, AttributeError):
+        return None
+    return dict(summary) if complete else None
+
+
+def _by_another_rule(summary: dict[str, Any]) -> bool:
+    return not task_class(summary.get("task", "retrieval")).is_comparable(summary["state"])
+
+
+def _state(config: Config, progress: Progress) -> dict[str, Any]:
+    """What a summary depends on."""
+    return {
+        "steps": progress.step,
+        "best_step": progress.best_step,
+        **task_class(config.task).rule(config.evaluate, final=True),
+    }
+
+
+def peak_memory_bytes() -> int:
+    """The most memory that this process has held so far."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

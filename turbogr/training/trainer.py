@@ -1,0 +1,481 @@
+"""The training loop of one run, on one rank or many.
+
+A step fetches the rows that the batch needs, computes loss and gradients, checks that all is finite, and updates
+(`step.py`). What of it may run early is the executor's business (`pipeline/`). A step is a function of (config, data,
+step), so a run that is interrupted anywhere and resumed ends with the same weights as one that was not. With many ranks
+each runs this same loop on its part of every batch, and all decisions rest on values that are equal on all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from turbogr.checkpoints import Checkpoints
+from turbogr.config import Config
+from turbogr.data.batching import Batch
+from turbogr.data.cost import CostModel
+from turbogr.data.loader import Loader
+from turbogr.data.split import Split
+from turbogr.data.store import Store
+from turbogr.errors import UserError
+from turbogr.evaluation.job_pool import Interrupted
+from turbogr.evaluation.metric_info import one_per_family
+from turbogr.files import replace_text
+from turbogr.parallel.mesh import Mesh
+from turbogr.parallel.world import World, communication_seconds
+from turbogr.progress import Progress, Window
+from turbogr.training.checkpoint_selection import selecting_part
+from turbogr.training.dense_optimizer import lr_factor
+from turbogr.training.metric_log import SilentTracker, Tracker
+from turbogr.training.operator_times import Profiler
+from turbogr.training.pipeline import make_executor
+from turbogr.training.pipeline.executor import Executor, PendingBatch
+from turbogr.training.pipeline.serial import Serial
+from turbogr.training.pipeline.workers import stage
+from turbogr.training.step import Measured, Stepper
+from turbogr.training.stopping import AgreedStop
+from turbogr.training.timeline import Timeline
+
+Status = Literal["finished", "stopped early", "interrupted"]
+
+_PROFILED_STEPS = range(10, 15)
+
+
+class NonFiniteError(UserError):
+    """The loss or a gradient is not finite; raised before any weight is touched."""
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """How a run ended; `signal` is what interrupted it."""
+
+    run: Path
+    status: Status
+    step: int
+    best_step: int | None
+    best_value: float | None
+    signal: int | None = None
+
+
+class Trainer:
+    """One run: the model, its data, its optimisers and how far it has come. The config must be resolved.
+
+    `gemm_peak` is that of all ranks of the `mesh` together.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        store: Store,
+        run: Path,
+        *,
+        device: torch.device,
+        gemm_peak: float | None,
+        mesh: Mesh | None = None,
+    ) -> None:
+        assert config.model.dim is not None and config.model.max_len is not None, "resolve the config first"
+        self.config, self.store, self.run, self.device, self.gemm_peak = config, store, run, device, gemm_peak
+        self.mesh = mesh or Mesh(World())
+        self.world = self.mesh.world
+        self.split = Split.of(store, config.data.split)
+        counts = partial(store.item_counts, self.split.train_end)
+        self.stepper = Stepper(config, store.num_items, device=device, mesh=self.mesh, counts=counts)
+        self.task, self.model, self.tables = self.stepper.task, self.stepper.model, self.stepper.tables
+        self.loader = Loader(
+            store,
+            self.split,
+            max_len=config.model.max_len,
+            batch_size=config.data.batch_size,
+            batch_tokens=config.data.batch_tokens,
+            window=config.data.window,
+            seed=config.train.seed,
+            rank=self.world.rank,
+            num_ranks=self.world.size,
+            balance=config.parallel.balance,
+            cost=None if config.parallel.cost is None else CostModel(*config.parallel.cost),
+            speeds=config.parallel.speeds,
+            with_step_targets=self.stepper.task.needs_step_targets,
+            columns=self.stepper.task.columns,
+        )
+        if not self.loader.num_sequences:
+            raise UserError(
+                f"{store.path} has no user with two or more training events under the split '{self.split.rule}'; "
+                "use a log with longer histories or another split"
+            )
+        self.timeline = Timeline(self.world.rank)
+        self.executor = make_executor(self.stepper, config.pipeline, self.timeline)
+        self.checkpoints = Checkpoints(run, config.train.keep_checkpoints, self.world)
+        self.stop = AgreedStop(self.world)
+        self.progress = Progress()
+        self._profiler = Profiler()
+        self.num_steps = self._count_steps()
+        """About how many steps the run has; exact when batches are counted in sequences."""
+        self.part = selecting_part(config, self.split)
+        self.selected_by = f"{self.part} {config.evaluate.metric}, {self.task.describe_rule(config.evaluate)}"
+
+    def state(self) -> dict[str, Any]:
+        """Every tensor that a checkpoint holds, all updates of the steps so far done."""
+        self.executor.finish_updates()
+        at_start = self.progress.loader["step"] == 0
+        past_weights = [] if at_start else self.executor.past_weights()
+        self.progress.earlier_tables = len(past_weights)
+        return self.stepper.state(past_weights)
+
+    def resume(self) -> None:
+        """Go back to the newest checkpoint; without one, start from the beginning."""
+        self.checkpoints.sweep()
+        step = self.checkpoints.newest()
+        if step is not None:
+            num_past = self.checkpoints.progress(step).earlier_tables
+            past_weights = [[torch.empty_like(weight) for weight in self.tables.weights] for _ in range(num_past)]
+            state = self.stepper.state(past_weights)
+            self.progress = self.checkpoints.restore(state, step)
+            self.stepper.adopt(state, past_weights)
+            self.executor.restore_past_weights(past_weights)
+            self.loader.load_state_dict(self.progress.loader)
+            if self.progress.selected_by not in (None, self.selected_by):
+                self._forget_best()
+            self.checkpoints.note_best(self.progress)
+
+    def _forget_best(self) -> None:
+        """Values of another metric, part, filter or rule say nothing about which checkpoint is best now."""
+        progress = self.progress
+        progress.best_value = progress.best_step = progress.best_epoch = progress.evaluated_step = None
+        progress.stale_evaluations = 0
+
+    def fit(self) -> TrainResult:
+        """Train to the end, or until a signal, a plateau or a non-finite value, and leave a checkpoint of that point.
+
+        Raises:
+            NonFiniteError: the loss or a gradient is not finite; the weights are those of the step before.
+        """
+        config, progress = self.config, self.progress
+        self._wall_offset = progress.wall_seconds - time.perf_counter()
+        self.stop = stop = AgreedStop(self.world)
+        if config.train.timeline == "all":
+            self.timeline.stream_to(self.run)
+        with stop, self._tracker() as tracker:
+            try:
+                while (status := self._status()) is None:
+                    if self._evaluation_due():
+                        self._evaluate(tracker)
+                        self._checkpoint(tracker)
+                        continue
+                    with self.batches() as batches:
+                        for pending in batches:
+                            self._step_and_profile(pending)
+                            self.timeline.flush()
+                            tracker.advance()
+                            if progress.step % config.train.log_every == 0:
+                                self._record_training(tracker)
+                            if config.train.checkpoint_every and progress.step % config.train.checkpoint_every == 0:
+                                self._checkpoint(tracker)
+                            if stop:
+                                break
+            except Interrupted:
+                stop.agree_now()
+                status = "interrupted"
+            except NonFiniteError:
+                self._checkpoint(tracker)
+                raise
+            finally:
+                self.timeline.flush(least=1)
+            if status == "interrupted":
+                self._checkpoint(tracker)
+        return TrainResult(self.run, status, progress.step, progress.best_step, progress.best_value, stop.signal)
+
+    @contextmanager
+    def batches(self) -> Iterator[Iterator[PendingBatch]]:
+        """Yield the batches of the rest of the epoch; the executor's work on later ones ends with the block."""
+        limit = self.config.train.steps
+        left = None if limit is None else limit - self.progress.step
+        try:
+            with closing(self.executor.batches(self.loader, self.progress.step, left)) as batches:
+                yield batches
+            self.executor.close()
+        except NonFiniteError:
+            self.executor.close()
+            raise
+        except BaseException:
+            self.executor.abandon()
+            raise
+
+    def _checkpoint(self, tracker: Tracker | SilentTracker) -> None:
+        tracker.sync()
+        self.progress.wall_seconds = time.perf_counter() + self._wall_offset
+        self.checkpoints.save(self.state(), self.progress)
+        if self.world.is_first:
+            self.timeline.write(self.run)
+
+    def _count_steps(self) -> int:
+        limits = []
+        if self.config.train.epochs is not None:
+            limits.append(self.config.train.epochs * self.loader.num_batches(0))
+        if self.config.train.steps is not None:
+            limits.append(self.config.train.steps)
+        return min(limits)
+
+    def epoch(self) -> float:
+        """Epochs done so far, as a fraction."""
+        position = self.progress.loader
+        return position["epoch"] + position["step"] / self.loader.num_batches(position["epoch"])
+
+    def step(self, batch: Batch | PendingBatch) -> None:
+        """Train on one batch, which must be on the trainer's device; with many ranks, on all their parts of it.
+
+        A plain batch is fetched and learnt alone, as by the serial executor.
+
+        Raises:
+            NonFiniteError: the loss or a gradient is not finite; no weight is changed.
+            StageFailed: anything else; it names the stage and the step. A UserError keeps its type and names them too.
+        """
+        progress, optimizer, stepper = self.progress, self.config.optimizer, self.stepper
+        executor: Executor = self.executor
+        if isinstance(batch, Batch):
+            prepared = stepper.prepare(batch, progress.step)
+            pending = PendingBatch(progress.step, prepared, self.loader.state_dict())
+            executor = Serial(stepper, self.timeline)
+        else:
+            pending = batch
+        clock = _StepClock(executor)
+        if self.task.is_due(pending.step):
+            with stage("negatives", pending.step):
+                executor.finish_updates()
+                self.task.refresh(self.tables, pending.step)
+        with stage("embed", pending.step):
+            sets = executor.fetch(pending)
+        with stage("dense", pending.step), self.timeline.span("main", "dense", pending.step):
+            loss = stepper.compute(pending.batch, sets, pending.step)
+        with stage("reduce", pending.step):
+            reduced = executor.reduce(pending, sets)
+        with stage("agree", pending.step):
+            measured = executor.measure(pending, sets, reduced, loss, self.stop.own_signal)
+        self.stop.agree(measured.signal)
+        if not (abs(measured.loss) < float("inf") and measured.grad_norm < float("inf")):
+            raise self._non_finite(pending.batch, measured)
+        factor = lr_factor(pending.step, self.num_steps, optimizer)
+        with stage("update", pending.step):
+            executor.update(pending, sets, reduced, measured.grad_norm, factor)
+        progress.step += 1
+        if self.config.parallel.check_every and progress.step % self.config.parallel.check_every == 0:
+            executor.finish_updates()
+            stepper.check_replicas(executor.updated, progress.step)
+        progress.loader = pending.position
+        progress.window.lr = optimizer.lr * factor
+        self._count(pending, measured, clock)
+
+    def _count(self, pending: PendingBatch, measured: Measured, clock: _StepClock) -> None:
+        """Add a step to the totals of the run and of the window."""
+        progress, window, lengths = self.progress, self.progress.window, pending.batch.lengths_of_step
+        num_tokens, num_sequences = int(lengths.sum()), lengths.numel()
+        progress.tokens += num_tokens
+        window.steps += 1
+        window.loss_sum += measured.loss * num_tokens
+        window.tokens += num_tokens
+        window.sequences += num_sequences
+        window.grad_norm, window.grad_norm_summed = measured.grad_norm, measured.summed
+        window.staleness = max(window.staleness, pending.staleness)
+        window.rows_read += measured.rows_read
+        window.rows_shared += measured.rows_shared
+        clock.stop(window)
+        flops = self.task.flops(lengths)
+        for totals in (window, progress):
+            totals.strict_flops += flops.strict
+            totals.nominal_flops += flops.nominal
+            totals.seconds += clock.seconds
+        progress.epochs = self.epoch()
+
+    def _step_and_profile(self, pending: PendingBatch) -> None:
+        """Train on one batch; some early steps, when all memory is there, are profiled on rank 0 for the report."""
+        due = self.progress.step in _PROFILED_STEPS and self.config.train.profile and self.device.type == "cpu"
+        due = due and self.world.is_first
+        with self._profiler if due else nullcontext():
+            self.step(pending)
+        if due:
+            profile = {"steps": self._profiler.steps, "milliseconds": self._profiler.milliseconds()}
+            replace_text(self.run / "profile.json", json.dumps(profile, indent=2) + "\n")
+
+    def _status(self) -> Status | None:
+        """Return how the run ends if it ends here, else None; a due evaluation comes first."""
+        train, progress = self.config.train, self.progress
+        if self.stop:
+            return "interrupted"
+        if self._evaluation_due():
+            return None
+        patience = self.config.evaluate.patience
+        if patience is not None and progress.stale_evaluations >= patience:
+            return "stopped early"
+        return "finished" if self._all_steps_done(train.epochs, train.steps) else None
+
+    def _all_steps_done(self, epochs: int | None, steps: int | None) -> bool:
+        progress = self.progress
+        return (steps is not None and progress.step >= steps) or (
+            epochs is not None and progress.loader["epoch"] >= epochs
+        )
+
+    def _evaluation_due(self) -> bool:
+        progress = self.progress
+        if progress.step == 0 or progress.evaluated_step == progress.step:
+            return False
+        ended = self._all_steps_done(self.config.train.epochs, self.config.train.steps)
+        at_epoch = progress.loader["step"] == 0 and progress.loader["epoch"] % (self.config.evaluate.every or 1) == 0
+        return ended or at_epoch
+
+    def _evaluate(self, tracker: Tracker | SilentTracker) -> None:
+        config, progress = self.config.evaluate, self.progress
+        started = time.perf_counter()
+        self._record_training(tracker)
+        result = self.task.evaluate(
+            self.tables.gather_all(),
+            self.store,
+            self.split,
+            self.part,
+            should_stop=self.stop.is_requested,
+            world=self.world,
+        )
+        seconds = time.perf_counter() - started
+        assert config.metric is not None, "resolve the config first"
+        value = result.metrics[config.metric]
+        (selecting,) = self.task.describe_metrics([config.metric])
+        better = progress.best_value is None or selecting.is_better(value, progress.best_value)
+        progress.stale_evaluations = 0 if better else progress.stale_evaluations + 1
+        progress.evaluated_step, progress.selected_by = progress.step, self.selected_by
+        if better:
+            progress.best_value, progress.best_step, progress.best_epoch = value, progress.step, self.epoch()
+        progress.metrics_bytes = tracker.record(
+            "eval",
+            progress.step,
+            {
+                "part": self.part,
+                "epoch": self.epoch(),
+                **result.metrics,
+                "num_users": result.num_users,
+                "elapsed": progress.seconds,
+                "evaluation_seconds": seconds,
+            },
+        )
+        others = [info.name for info in one_per_family(self.task.describe_metrics(result.metrics)) if info != selecting]
+        figures = "  ".join(f"{name} {result.metrics[name]:.4f}" for name in (config.metric, *others))
+        tracker.say(f"epoch {self.epoch():g}  {self.part}  {figures}{'  best so far' if better else ''}")
+
+    def _record_training(self, tracker: Tracker | SilentTracker) -> None:
+        progress, window = self.progress, self.progress.window
+        if not window.steps:
+            return
+        seconds = max(window.seconds, 1e-9)
+        values = {
+            "epoch": self.epoch(),
+            "loss": window.loss_sum / window.tokens,
+            "lr": window.lr,
+            # Another quantity has another name: rows that are updated later are not summed yet when a step ends.
+            "grad_norm" if window.grad_norm_summed else "grad_norm_of_parts": window.grad_norm,
+            "tokens": progress.tokens,
+            "tokens_per_second": window.tokens / seconds,
+            "sequences_per_second": window.sequences / seconds,
+            "elapsed": progress.seconds,
+            **_shares(window, seconds),
+        }
+        shown = {"loss": f"{values['loss']:.3f}", "tokens/s": f"{values['tokens_per_second']:,.0f}"}
+        if self.gemm_peak is not None:
+            values["mfu_strict"] = window.strict_flops / seconds / self.gemm_peak
+            values["mfu_nominal"] = window.nominal_flops / seconds / self.gemm_peak
+            shown["mfu"] = f"{values['mfu_strict']:.1%}"
+        tracker.show(**shown)
+        progress.metrics_bytes = tracker.record("train", progress.step, values)
+        progress.window = Window()
+
+    def _tracker(self) -> Tracker | SilentTracker:
+        if not self.world.is_first:
+            return SilentTracker()
+        return Tracker(
+            self.run,
+            metrics_bytes=self.progress.metrics_bytes,
+            step=self.progress.step,
+            num_steps=self.num_steps,
+            tensorboard=self.config.train.tensorboard,
+        )
+
+    def _non_finite(self, batch: Batch, measured: Measured) -> NonFiniteError:
+        users = batch.users.cpu().numpy()
+        shown = ", ".join(str(user) for user in self.store.user_ids.decode(users[:5]))
+        more = f" and {len(users) - 5} more" if len(users) > 5 else ""
+        # Of many ranks, the first whose own loss is not finite has the users worth looking at.
+        reports = self.world.gather_objects((measured.finite, f"{shown}{more}"))
+        _, named = min(reports, key=lambda report: report[0])
+        what = "the loss" if not abs(measured.loss) < float("inf") else "a gradient"
+        names = [n for n, p in self.model.named_parameters() if p.grad is not None and not p.grad.isfinite().all()]
+        where = f" ({', '.join(names[:3])})" if what == "a gradient" and names else ""
+        return NonFiniteError(
+            f"{what}{where} is not finite at step {self.progress.step + 1}; users of the batch: {named}. "
+            f"No weight was changed, and a checkpoint of step {self.progress.step} is kept. Try a lower "
+            "optimizer.lr, optimizer.clip_norm=1, or warm-up, and continue with --resume"
+        )
+
+
+class _StepClock:
+    """Times a step from its start, and what the main thread waited for since the step before."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self._before = executor.idle + executor.exposed
+        self._sparse, self._dense = _communication_seconds()
+        self._started = time.perf_counter()
+        self.seconds = 0.0
+
+    def stop(self, window: Window) -> None:
+        """Set `seconds` and add what was waited for to a window; the next step begins with none."""
+        executor = self._executor
+        sparse, dense = _communication_seconds()
+        self.seconds = time.perf_counter() - self._started + self._before
+        window.exposed_sparse += executor.exposed + sparse - self._sparse
+        window.exposed_dense += dense - self._dense
+        window.idle += executor.idle
+        executor.idle = executor.exposed = 0.0
+
+
+def _communication_seconds() -> tuple[float, float]:
+    return communication_seconds("sparse"), communication_seconds("dense") + communication_seconds("agreement")
+
+
+def _shares(window: Window, seconds: float) -> dict[str, float]:
+    """What the main thread did with its time, as shares that add up to 1, and what early reads saw."""
+    waited = window.exposed_sparse + window.exposed_dense + window.idle
+    shares = {
+        "compute_share": 1.0 - waited / seconds,
+        "exposed_sparse_share": window.exposed_sparse / seconds,
+        "exposed_dense_share": window.exposed_dense / seconds,
+        "idle_share": window.idle / seconds,
+        "staleness": window.staleness,
+    }
+    return shares | ({"collision_rate": window.rows_shared / window.rows_read} if window.rows_read else {})
+
+
+def choose_device(name: str, local_rank: int | None = None) -> torch.device:
+    """Return the device that `train.device` names; auto takes the accelerator if there is one.
+
+    Of several ranks on a machine, the one with `local_rank` gets the accelerator of that number.
+
+    Raises:
+        UserError: a device that this machine or this build of PyTorch does not have.
+    """
+    if name == "auto":
+        name = (torch.accelerator.current_accelerator() or torch.device("cpu")).type
+    try:
+        device = torch.device(name)
+        if local_rank is not None and device.type != "cpu" and device.index is None:
+            device = torch.device(device.type, local_rank)
+            torch.accelerator.set_device_index(device)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).split("\n")[0]
+        raise UserError(f"train.device '{name}' cannot be used here: {reason}; use auto or cpu") from error
+    return device
