@@ -48,8 +48,8 @@ class TableEncoder:
             values = batch.features.get(name)
             missing = torch.zeros_like(batch.items.values) if values is None else values
             features[name] = on_device(weight, missing, device)
-        outputs = self.model.encode(rows, index, batch.to(device), features=features)
-        return unit(outputs[batch.last_positions])
+        batch = batch.to(device)
+        return unit(self.model.encode(rows, index, batch, features=features)[batch.last_positions])
 
     @torch.no_grad()
     def item_rows(self, start: int, stop: int) -> Tensor:
