@@ -41,7 +41,7 @@ def test_features_that_share_a_table_and_tables_that_share_a_tensor(tables: Embe
     """Vectors bit for bit, gradients to rounding; three features look into `tag`."""
     ids = draw_ids({"rating": [50], "city": [50, 20], "item": [200], "tag": [50, 0, 70]}, loss=40)
     sets = tables.fetch(ids)
-    vectors = sets.look_up_inputs()
+    vectors = sets.look_up_inputs(ids, torch.device("cpu"))
     random = torch.Generator().manual_seed(1)
     grads = {name: [torch.randn(v.shape, generator=random) for v in pieces] for name, pieces in vectors.items()}
     torch.autograd.backward(
@@ -61,6 +61,6 @@ def test_features_that_share_a_table_and_tables_that_share_a_tensor(tables: Embe
 
 
 def test_a_batch_may_leave_tables_out(tables: EmbeddingTables) -> None:
-    vectors = tables.fetch(draw_ids({"tag": [7]})).look_up_inputs()
+    vectors = tables.fetch(draw_ids({"tag": [7]})).look_up_inputs(["tag"], torch.device("cpu"))
     assert vectors.keys() == {"tag"}
     assert vectors["tag"][0].shape == (7, 12)

@@ -71,7 +71,7 @@ class Ours:
 
     def forward(self) -> tuple[WorkingSets, list[Tensor]]:
         sets = self._tables.fetch(self._ids)
-        vectors = sets.look_up_inputs()
+        vectors = sets.look_up_inputs(self._ids, sets.groups[0].rows.device)
         return sets, [vectors[name][0] for name in self._ids]
 
     def backward(self, found: tuple[WorkingSets, list[Tensor]]) -> list[RowGradients]:

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from turbogr.config import ModelConfig
@@ -84,11 +83,11 @@ class RetrievalModel(nn.Module):
         batch: Batch,
         *,
         seed: int | None = None,
-        features: Mapping[str, tuple[Tensor, Tensor]] | None = None,
+        features: Mapping[str, Tensor] | None = None,
     ) -> Tensor:
         """Return the output of every token before normalisation, [T, D]; `index` [T] points at `rows` [R, D].
 
-        `features` has rows and index of every feature by name. Nothing is dropped unless a `seed` is given.
+        `features` has the vectors [T, width] of every feature by name. Nothing is dropped unless a `seed` is given.
         """
         tokens = self._see(Tokens(batch.items.offsets, batch.times, batch.next_times, batch.events, seed))
         x_td = embed(
@@ -103,7 +102,7 @@ class RetrievalModel(nn.Module):
         for number, name in enumerate(self.features):
             assert features is not None, "the model has features"
             dropout = tokens.dropout(self.config.dropout, _FEATURE_SITE + number)
-            x_td = x_td + keyed_dropout(self._feature(name, *features[name]), dropout, batch.events)
+            x_td = x_td + keyed_dropout(self._project(name, features[name]), dropout, batch.events)
         for block in self.blocks:
             if self.recompute and torch.is_grad_enabled():
                 # What is dropped follows from keys, not from a generator whose state would have to be kept.
@@ -112,9 +111,9 @@ class RetrievalModel(nn.Module):
                 x_td = block(x_td, tokens)
         return x_td
 
-    def _feature(self, name: str, rows: Tensor, index: Tensor) -> Tensor:
-        """Return a feature's vectors [T, D], scaled like those of the items."""
-        vectors = F.embedding(index, rows) * math.sqrt(self.dim)
+    def _project(self, name: str, vectors: Tensor) -> Tensor:
+        """Return a feature's vectors at the model's width, [T, D], scaled like those of the items."""
+        vectors = vectors * math.sqrt(self.dim)
         return vectors @ self.feature_weights[name] if name in self.feature_weights else vectors
 
     def _see(self, tokens: Tokens) -> Tokens:

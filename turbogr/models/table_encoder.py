@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from turbogr.data.batching import Batch
 from turbogr.models.retrieval_model import RetrievalModel
@@ -47,7 +48,8 @@ class TableEncoder:
         for name, weight in self.features.items():
             values = batch.features.get(name)
             missing = torch.zeros_like(batch.items.values) if values is None else values
-            features[name] = on_device(weight, missing, device)
+            used, positions = on_device(weight, missing, device)
+            features[name] = F.embedding(positions, used)
         batch = batch.to(device)
         return unit(self.model.encode(rows, index, batch, features=features)[batch.last_positions])
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
@@ -129,16 +129,20 @@ class WorkingSets:
         index = self._ranges[name]
         return FetchedTable(self.groups[index.group], index, self._rows[name])
 
-    def look_up_inputs(self) -> dict[str, list[Tensor]]:
+    def look_up_inputs(self, names: Iterable[str], device: torch.device) -> dict[str, list[Tensor]]:
         """Return the vectors [n, d] of every tensor of input ids by table, with one look-up for all tables of a group.
 
         The gradient of the rows is then one tensor however many tensors of ids there are.
         """
         found: dict[str, list[Tensor]] = {}
+        ranges = {name: self._ranges[name] for name in names}
         for number, working_set in enumerate(self.groups):
-            named = [(name, index) for name, index in self._ranges.items() if index.group == number]
-            counts = [count for _, index in named for count in index.counts]
-            vectors = iter(look_up_rows(working_set.rows, working_set.index[: sum(counts)], counts))
+            named = [(name, index) for name, index in ranges.items() if index.group == number]
+            if not named:
+                continue
+            positions = torch.cat([working_set.index[index.inputs] for _, index in named])
+            rows, positions = on_device(working_set.rows, positions, device)
+            vectors = iter(look_up_rows(rows, positions, [count for _, index in named for count in index.counts]))
             found.update((name, list(islice(vectors, len(index.counts)))) for name, index in named)
         return found
 

@@ -106,22 +106,18 @@ class RetrievalTask(Task):
         """Return the loss of every token, [T]."""
         items = sets[ITEM]
         rows, index = items.for_inputs(batch.items.values.device)
-        outputs = self.model.encode(rows, index, batch, seed=seed, features=self._feature_rows(sets, batch))
+        outputs = self.model.encode(rows, index, batch, seed=seed, features=self._feature_vectors(sets, batch))
         loss_rows, candidates = items.for_loss()
         positives, others = candidates[: batch.num_tokens], candidates[batch.num_tokens :]
         negatives = None if batch.negatives is None else others.view(batch.negatives.shape)
         return self.objective.loss(outputs, loss_rows, positives, negatives, items.ids(), batch, step)
 
-    def _feature_rows(self, sets: WorkingSets, batch: Batch) -> dict[str, tuple[Tensor, Tensor]]:
-        """Return the rows of every feature's table and the index of the tokens into them, by feature."""
-        found: dict[str, tuple[Tensor, Tensor]] = {}
-        first: dict[str, int] = {}
-        for feature in self.features:  # features that share a table stand one behind the other in its index
-            rows, index = sets[feature.table].for_inputs(batch.items.values.device)
-            start = first.get(feature.table, 0)
-            first[feature.table] = start + batch.num_tokens
-            found[feature.name] = rows, index[start : first[feature.table]]
-        return found
+    def _feature_vectors(self, sets: WorkingSets, batch: Batch) -> dict[str, Tensor]:
+        """Return the vectors of the tokens [T, width] by feature."""
+        tables = dict.fromkeys(feature.table for feature in self.features)
+        vectors = sets.look_up_inputs(tables, batch.items.values.device)
+        # Features that share a table stand one behind the other, as `ids` has put them.
+        return {feature.name: vectors[feature.table].pop(0) for feature in self.features}
 
     def is_due(self, step: int) -> bool:
         return self.objective.is_due(step)
