@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +14,7 @@ BUILT_IN = [(kind, name) for kind in plugins.CHOSEN_BY if kind != "backend" for 
 
 
 @pytest.fixture
-def own_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def own_registry(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Forget what a test registers, and the modules of its plug-ins."""
     for kind, name in BUILT_IN:  # modules that stay imported must stay registered
         plugins.find(kind, name)
@@ -24,7 +25,7 @@ def own_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     before = set(sys.modules)
     yield
     for name in set(sys.modules) - before:
-        if not name.startswith(("turbogr.", "torch", "numpy")):
+        if _is_of_a_plugin(name, tmp_path_factory.getbasetemp().resolve()):
             del sys.modules[name]
 
 
@@ -34,3 +35,9 @@ def forget_plugins() -> None:
         if component.origin != "turbogr":
             del plugins._components[key]
     plugins._loaded_files.clear()
+
+
+def _is_of_a_plugin(module: str, temporary: Path) -> bool:
+    """Whether a module is a plug-in file or was written by a test. Others stay: modules that stay may refer to them."""
+    file = getattr(sys.modules[module], "__file__", None)
+    return module.startswith("turbogr_plugin_") or (file is not None and Path(file).resolve().is_relative_to(temporary))

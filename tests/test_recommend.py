@@ -193,6 +193,12 @@ def test_histories_that_cannot_be_read_are_refused(recommender: Recommender, his
         recommender.recommend(histories)
 
 
+def test_positions_have_their_name_of_0_1_0_too(recommender: Recommender) -> None:
+    (some,) = recommender.recommend_users(k=3)
+    with pytest.warns(DeprecationWarning, match=r"ranks is now Recommendations\.positions"):
+        assert some.ranks is some.positions
+
+
 def test_positions_need_no_times(tmp_path: Path) -> None:
     store = write_store(tmp_path / "store", [[0, 1, 2], [3, 2, 1]], 5, real_times=False)
     encoder = TimeEncoder(5)

@@ -65,6 +65,12 @@ class Recommendations:
         """Number of users without an entry."""
         return self.num_users - int((self.positions == 1).sum())
 
+    @property
+    def ranks(self) -> Int64Array:
+        """`positions` by the name that they had in 0.1.0."""
+        warnings.warn("Recommendations.ranks is now Recommendations.positions", DeprecationWarning, stacklevel=2)
+        return self.positions
+
 
 class Recommender:
     """Recommends from the whole catalogue, exactly; of items with equal scores the smaller row comes first."""

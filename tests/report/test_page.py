@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from turbogr.cli import main
+from turbogr.commands import report as report_command
 from turbogr.errors import UserError
 from turbogr.plot import thinned
 from turbogr.report import page
@@ -448,7 +449,7 @@ def test_a_damaged_record_is_refused(run_folder, name, text):
 
 def test_the_command_prints_the_path(run_folder, tmp_path, capsys, monkeypatch):
     opened = []
-    monkeypatch.setattr("webbrowser.open", lambda address: opened.append(address) or True)
+    monkeypatch.setattr(report_command.webbrowser, "open", lambda address: opened.append(address) or True)
     out = tmp_path / "page.html"
     assert main(["report", str(run_folder), "--out", str(out), "--open"]) == 0
     assert capsys.readouterr().out == f"{out}\n"

@@ -6,15 +6,17 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.stores import draw_histories, write_store
 from tests.tasks import click_task
 from turbogr import api, cli, machine
 from turbogr.config import load_config
 from turbogr.report.page import write_report
-from turbogr.runs import MetricLog, RunFolder
+from turbogr.runs import MetricLog, RunFolder, open_run
 from turbogr.sweep import cells_of, compare
-from turbogr.training.run import train
+from turbogr.training.run import _model_title, _say_what_starts, train
+from turbogr.training.trainer import Trainer
 
 RECIPE = """
 task: clicks
@@ -43,6 +45,17 @@ def test_the_checkpoint_with_the_lowest_loss_is_the_best(run: Path) -> None:
     summary = json.loads((run / "summary.json").read_text())
     assert summary["metrics"] == {"log_loss": 0.41, "auc": 1 - 0.41}
     assert (summary["step"], summary["task"]) == (best["step"], "clicks")
+
+
+def test_a_model_without_blocks_is_named_after_its_task(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    opened = open_run(run)
+    trainer = Trainer(opened.config, opened.store, run, device=torch.device("cpu"), gemm_peak=None)
+    _say_what_starts(trainer, [], "")
+    assert capsys.readouterr().err.startswith("sasrec: 1 blocks of width 8, up to 16 events; ")
+    trainer.task.model = torch.nn.Linear(3, 2)
+    assert (trainer.task.model_name(opened.config), _model_title(trainer.task, opened.config)) == ("clicks", "clicks")
+    _say_what_starts(trainer, [], "")
+    assert capsys.readouterr().err.startswith("clicks: 8 dense parameters, 160 in the item table\n")
 
 
 def test_training_ends_early_when_the_loss_does_not_fall(tmp_path: Path, run: Path) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from turbogr.config import Config
+from turbogr.config import Config, FeatureConfig
 from turbogr.data.prepare.preparation import prepare
 from turbogr.data.store import Store
 from turbogr.errors import UserError
@@ -86,6 +86,24 @@ def test_another_catalogue_or_another_model_is_refused(config: Config, today: St
     with pytest.raises(UserError, match="the model differs"):
         train(wider, today.path, tmp_path / "second", init_from=tmp_path / "first")
     assert not (tmp_path / "second").exists()
+
+
+def test_a_run_with_other_features_is_refused_by_their_names(config: Config, today: Store, tmp_path: Path) -> None:
+    log = write_log(tmp_path / "rated.csv", items=range(50, 90), seed=0)
+    lines = log.read_text().splitlines()
+    rated = [f"{lines[0]},rating", *(f"{line},{number % 5}" for number, line in enumerate(lines[1:]))]
+    log.write_text("\n".join(rated) + "\n")
+    store = prepare("csv", [log], tmp_path / "rated", keep_columns=["rating"])
+    rating = dataclasses.replace(config, features={"rating": FeatureConfig()})
+    train(config, store.path, tmp_path / "plain")
+    train(rating, store.path, tmp_path / "with")
+    with pytest.raises(UserError, match="was trained with the feature rating, and this recipe has no features"):
+        train(config, store.path, tmp_path / "second", init_from=tmp_path / "with")
+    with pytest.raises(
+        UserError, match=r"with no features, and this recipe has the feature rating.*without --init-from"
+    ):
+        train(rating, store.path, tmp_path / "second", init_from=tmp_path / "plain")
+    assert train(rating, store.path, tmp_path / "second", init_from=tmp_path / "with").status == "finished"
 
 
 def test_two_trainers_cannot_share_a_folder(config: Config, today: Store, tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def _evaluate(args: argparse.Namespace, world: World) -> None:
     protocol = f"{result.protocol}; {describe_checkpoint(opened.config, opened.split, opened.checkpoint, args.part)}"
     written = _write(args, opened, result, measured, protocol)
     described = {info.name: info for info in opened.task.describe_metrics(result.metrics)}
-    print(_table(opened.config.model.name, measured, described))
+    print(_table(opened.task.model_name(opened.config), measured, described))
     print(f"\n{result.num_users:,} users. {protocol}.")
     for reason, number in result.skipped.items():
         print(f"{number:,} users are not part of it: {reason}.")

@@ -22,6 +22,7 @@ from turbogr.data.batching import Batch
 from turbogr.data.split import Split
 from turbogr.data.store import Store
 from turbogr.evaluation.metric_info import MetricInfo
+from turbogr.layers import Block
 from turbogr.parallel.world import World
 from turbogr.tables.embedding_tables import EmbeddingTables, TableSpec
 from turbogr.tables.working_set import BatchIds, WorkingSets
@@ -156,6 +157,15 @@ class Task(ABC):
     def num_parameters(self) -> int:
         """Number of dense parameters."""
         return sum(parameter.numel() for parameter in self.model.parameters())
+
+    def model_name(self, config: Config) -> str:
+        """Return what output calls the model: by its block, or by the task if it has no block."""
+        return config.model.name if self.has_blocks else self.name
+
+    @property
+    def has_blocks(self) -> bool:
+        """Whether the model consists of blocks, as the section `model` of the config describes them."""
+        return any(isinstance(module, Block) for module in self.model.modules())
 
     @property
     def needs_step_targets(self) -> bool:

@@ -38,6 +38,7 @@ from turbogr.runs import RunFolder
 from turbogr.tables.embedding_tables import EmbeddingTables
 from turbogr.tasks import task_class
 from turbogr.tasks.features import resolve_features
+from turbogr.tasks.task import Task
 from turbogr.training.checkpoint_selection import check_selection
 from turbogr.training.cost_measurement import with_measured_cost
 from turbogr.training.run_summary import SUMMARY, summary_is_current, write_summary
@@ -113,8 +114,8 @@ def train(
         if start.warm_start is not None:
             start.warm_start.apply(trainer.model, trainer.tables)
         start.record["model"] = {
-            "name": start.config.model.name,
-            "title": component_of("block", start.config.model.name).title,
+            "name": trainer.task.model_name(start.config),
+            "title": _model_title(trainer.task, start.config),
             "num_dense_parameters": trainer.task.num_parameters,
             "num_table_parameters": trainer.tables.num_parameters,
         }
@@ -429,11 +430,11 @@ def _with_stored_cost(config: Config, run: Path) -> Config:
 
 
 def _say_what_starts(trainer: Trainer, changes: list[str], why_mesh: str) -> None:
-    loader, store, model = trainer.loader, trainer.store, trainer.config.model
+    loader, store = trainer.loader, trainer.store
     lines = [
         *changes,
-        f"{model.name}: {model.num_blocks} blocks of width {model.dim}, up to {model.max_len} events; "
-        f"{trainer.task.num_parameters:,} dense parameters, {_describe_tables(trainer.tables)}",
+        f"{_describe_model(trainer.task, trainer.config)}{trainer.task.num_parameters:,} dense parameters, "
+        f"{_describe_tables(trainer.tables)}",
         f"{loader.num_sequences:,} sequences, {loader.num_tokens:,} tokens an epoch, "
         f"{loader.num_batches(0):,} batches; {store.num_items:,} items; split {trainer.split.rule}",
     ]
@@ -448,6 +449,17 @@ def _say_what_starts(trainer: Trainer, changes: list[str], why_mesh: str) -> Non
     if trainer.progress.step:
         lines.append(f"resuming after step {trainer.progress.step}")
     print("\n".join(lines), file=sys.stderr, flush=True)
+
+
+def _model_title(task: Task, config: Config) -> str:
+    return component_of("block", config.model.name).title if task.has_blocks else task.name
+
+
+def _describe_model(task: Task, config: Config) -> str:
+    """The start of a line that goes on with the model's parameters."""
+    model = config.model
+    sizes = f"{model.num_blocks} blocks of width {model.dim}, up to {model.max_len} events; " if task.has_blocks else ""
+    return f"{task.model_name(config)}: {sizes}"
 
 
 def _describe_tables(tables: EmbeddingTables) -> str:

@@ -7,6 +7,7 @@ keep the values they were drawn with. Optimiser state is not taken over; it belo
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,12 @@ class WarmStart:
         self._check_items(store, trained.folder.data())
 
     def fill(self, config: Config) -> Config:
-        """Take over every model size that `config` leaves open."""
+        """Take over every model size that `config` leaves open.
+
+        Raises:
+            UserError: the two runs do not have the same features.
+        """
+        self._check_features(config)
         sizes = {
             field.name: getattr(self.config.model, field.name)
             for field in dataclasses.fields(config.model)
@@ -63,6 +69,15 @@ class WarmStart:
             for spec in tables.specs:
                 tables.assign(spec.name, self.tables[spec.name][: spec.num_rows])
 
+    def _check_features(self, config: Config) -> None:
+        ours, theirs = list(config.features), list(self.config.features)
+        if set(ours) != set(theirs):
+            remedy = "set `features` as in its config.yaml, or train without --init-from"
+            raise UserError(
+                f"{self.run} was trained with {_listed(theirs)}, and this recipe has {_listed(ours)}, so they have "
+                f"different models; {remedy}"
+            )
+
     def _check_items(self, store: Store, data: dict[str, Any]) -> None:
         num_known = int(data["num_items"])
         if num_known > store.num_items or store.item_ids.fingerprint(num_known) != data["items_fingerprint"]:
@@ -70,3 +85,9 @@ class WarmStart:
                 f"{store.path} does not extend the data of {self.run}, so its items have other rows; prepare it with "
                 f"--extend {data['path']}"
             )
+
+
+def _listed(features: Sequence[str]) -> str:
+    if not features:
+        return "no features"
+    return f"the feature{'s' * (len(features) > 1)} {', '.join(features)}"
