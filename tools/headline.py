@@ -43,8 +43,8 @@ class Headline:
     @classmethod
     def read(cls, results: Path = RESULTS, recipe: Path = RECIPE) -> Headline:
         """Read the records of `results` and the published figure of `recipe`."""
-        benchmarks = ("train", "attention", "prepare")
-        sweeps = ("quality", "quality-random-ties", "quality-valid")
+        benchmarks = ("train", "prepare")
+        sweeps = ("quality", "quality-random-ties")
         return cls(
             {name: Record.read(results / f"{name}.json") for name in benchmarks},
             {name: _hit_rates(results / f"{name}.json", recipe.stem) for name in sweeps},
@@ -53,7 +53,7 @@ class Headline:
 
     def table(self) -> str:
         """Return the table in Markdown: every row names what it is compared with, and what differs."""
-        rows = [*self._training(), *self._memory(), self._attention(), *self._quality(), *self._preparing()]
+        rows = [*self._training(), self._memory(), *self._quality(), self._preparing()]
         head = ["| measured | TurboGR | compared with | |", "|---|---|---|---|"]
         return "\n".join([*head, *(_row(row) for row in rows), "", self._sources()])
 
@@ -95,42 +95,26 @@ class Headline:
             for case in ("ml1m", "ml1m_reference", "d256", "d256_reference", "ml1m_rectools")
         )
         speed = "[Training](docs/results/README.md#training-steps), tokens/s"
+        against_plain = f"{_times(ours, plain, 'faster')}; {_times(wide, wide_plain, 'at width 256')}"
+        loading = f"RecTools: {rectools:,.0f}, with its data loading"
         return [
-            [
-                speed,
-                f"{ours:,.0f}",
-                f"RecTools: {rectools:,.0f}, with its data loading",
-                _times(ours, rectools, "faster"),
-            ],
-            ["the same", f"{ours:,.0f}", f"plain PyTorch: {plain:,.0f}", _times(ours, plain, "faster")],
-            ["at width 256", f"{wide:,.0f}", f"plain PyTorch: {wide_plain:,.0f}", _times(wide, wide_plain, "faster")],
+            [speed, f"{ours:,.0f}", loading, _times(ours, rectools, "faster")],
+            ["the same", f"{ours:,.0f}", f"plain PyTorch: {plain:,.0f}", against_plain],
         ]
 
-    def _memory(self) -> list[list[str]]:
+    def _memory(self) -> list[str]:
         train = self.records["train"].figures
-        rows = []
-        for case, what, note in (
-            ("ml1m", "Peak memory of training, MiB", "; RecTools not measured"),
-            ("d256", "at width 256", ""),
-        ):
-            ours, plain = (train[f"{case}{way}_peak_memory_bytes"] / 2**20 for way in ("", "_reference"))
-            rows.append([what, f"{ours:,.0f}", f"plain PyTorch: {plain:,.0f}{note}", _times(plain, ours, "less")])
-        return rows
-
-    def _attention(self) -> list[str]:
-        figures = self.records["attention"].figures
-        return [
-            "[Attention](docs/results/README.md#attention) alone, 2,048 events",
-            "no padding",
-            "padded PyTorch, as in the public code",
-            f"{figures['speedup_2048']:.0f}× faster",
-        ]
+        ours, plain, wide, wide_plain = (
+            train[f"{case}_peak_memory_bytes"] / 2**20 for case in ("ml1m", "ml1m_reference", "d256", "d256_reference")
+        )
+        less = f"{_times(plain, ours, 'less')}; {_times(wide_plain, wide, 'at width 256')}"
+        compared = f"plain PyTorch: {plain:,.0f}; RecTools not measured"
+        return ["Peak memory of training, MiB", f"{ours:,.0f}", compared, less]
 
     def _quality(self) -> list[list[str]]:
         differs = {
             "quality": ("[HR@10](docs/results/quality.md), ties in the file's order", ", another order of ties"),
             "quality-random-ties": ("the same, ties in random order", ", filters 200 items at most"),
-            "quality-valid": ("file's order, epoch chosen on a validation item", ", epoch chosen on the test item"),
         }
         rows = []
         for name, (what, note) in differs.items():
@@ -140,15 +124,13 @@ class Headline:
             rows.append([what, f"{_rate(rate)} ({seeds})", f"published: {_rate(self.published)}{note}", change])
         return rows
 
-    def _preparing(self) -> list[list[str]]:
+    def _preparing(self) -> list[str]:
         figures = self.records["prepare"].figures
-        link = "[Preparing](docs/guide/data.md) 1 million events, events/s"
-        rows = []
-        for size, what in (("1m", link), ("10m", "10 million events")):
-            ours, theirs = (figures[f"{way}events_per_second_{size}"] for way in ("", "pandas_"))
-            ratio = _times(ours, theirs, "faster") if ours > theirs else _times(theirs, ours, "slower")
-            rows.append([what, f"{ours / 1e6:.2f} million", f"pandas: {theirs / 1e6:.2f} million", ratio])
-        return rows
+        ours, theirs = (figures[f"{way}events_per_second_1m"] for way in ("", "pandas_"))
+        larger = _compared(*(figures[f"{way}events_per_second_10m"] for way in ("", "pandas_")))
+        what = "[Preparing](docs/guide/data.md) 1 million events, events/s"
+        compared = f"pandas: {theirs / 1e6:.2f} million"
+        return [what, f"{ours / 1e6:.2f} million", compared, f"{_compared(ours, theirs)}; 10 million: {larger}"]
 
 
 def replace_block(text: str, table: str) -> str:
@@ -193,11 +175,16 @@ def _rate(value: float) -> str:
 def _row(cells: Sequence[str]) -> str:
     """Return a line of the table whose figures, in the second and the last column, are not broken over lines."""
     what, ours, compared, ratio = cells
-    return f"| {what} | {ours.replace(' ', _NO_BREAK)} | {compared} | {ratio.replace(' ', _NO_BREAK)} |"
+    ratio = "; ".join(part.replace(" ", _NO_BREAK) for part in ratio.split("; "))
+    return f"| {what} | {ours.replace(' ', _NO_BREAK)} | {compared} | {ratio} |"
 
 
 def _whole(value: float) -> str:
     return f"{value:,.0f}"
+
+
+def _compared(ours: float, theirs: float) -> str:
+    return _times(ours, theirs, "faster") if ours > theirs else _times(theirs, ours, "slower")
 
 
 def _times(more: float, fewer: float, word: str) -> str:
