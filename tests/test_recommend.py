@@ -17,6 +17,7 @@ from tests.stores import draw_histories, write_store
 from turbogr.data.batching import Batch
 from turbogr.data.split import Split
 from turbogr.errors import UserError
+from turbogr.evaluation.scorer import ModelScorer
 from turbogr.recommend import Recommender
 
 NUM_ITEMS = 40
@@ -52,7 +53,7 @@ class TimeEncoder:
 @pytest.fixture
 def recommender(tmp_path: Path) -> Recommender:
     store = write_store(tmp_path / "store", draw_histories(0, 150, NUM_ITEMS), NUM_ITEMS)
-    return Recommender(TimeEncoder(), store, Split.of(store), max_len=MAX_LEN)
+    return Recommender(ModelScorer(TimeEncoder(), MAX_LEN), store, Split.of(store))
 
 
 def history_of(recommender: Recommender, user: int) -> list[tuple[str, int]]:
@@ -85,7 +86,7 @@ def test_a_history_gets_what_its_user_gets(recommender: Recommender) -> None:
 def test_lists_are_the_best_unseen_items(recommender: Recommender) -> None:
     history = history_of(recommender, 3)
     (found,) = recommender.recommend([history], k=NUM_ITEMS)
-    encoder = recommender.encoder
+    encoder = recommender.scorer.encoder
     assert isinstance(encoder, TimeEncoder)
     scores = encoder.matrix @ encoder.encode_last(encoder.batches[-1])[0]
     wanted = sorted(range(NUM_ITEMS), key=lambda row: (-float(scores[row]), row))
@@ -100,7 +101,7 @@ def test_the_model_reads_the_last_events_in_order_of_time(recommender: Recommend
     history = [(f"item-{row:03d}", 1000 + 10 * row) for row in range(20)]
     shuffled = [history[place] for place in np.random.default_rng(0).permutation(20)]
     assert recommender.recommend([shuffled]) == recommender.recommend([history])
-    encoder = recommender.encoder
+    encoder = recommender.scorer.encoder
     assert isinstance(encoder, TimeEncoder)
     for batch in encoder.batches:
         assert batch.items.values.tolist() == list(range(20 - MAX_LEN, 20))
@@ -125,7 +126,7 @@ def test_times_come_in_many_forms(recommender: Recommender) -> None:
     ]
     for form in forms:
         recommender.recommend([[("item-001", form)]], at=form)
-    encoder = recommender.encoder
+    encoder = recommender.scorer.encoder
     assert isinstance(encoder, TimeEncoder)
     assert [batch.times.tolist() for batch in encoder.batches] == [[seconds]] * len(forms)
     assert [batch.next_times.tolist() for batch in encoder.batches] == [[seconds]] * len(forms)
@@ -202,7 +203,7 @@ def test_positions_have_their_name_of_0_1_0_too(recommender: Recommender) -> Non
 def test_positions_need_no_times(tmp_path: Path) -> None:
     store = write_store(tmp_path / "store", [[0, 1, 2], [3, 2, 1]], 5, real_times=False)
     encoder = TimeEncoder(5)
-    recommender = Recommender(encoder, store, Split.of(store), max_len=MAX_LEN)
+    recommender = Recommender(ModelScorer(encoder, MAX_LEN), store, Split.of(store))
     (found,) = recommender.recommend([[("item-000", None), ("item-001", None), ("item-002", None)]], k=2)
     assert encoder.batches[0].times.tolist() == [0, 1, 2]
     assert encoder.batches[0].next_times.tolist() == [1, 2, 3]
@@ -230,14 +231,14 @@ def test_batch_size_changes_nothing_and_progress_adds_up(recommender: Recommende
 
 def test_users_without_events_get_the_popular_items(tmp_path: Path) -> None:
     store = write_store(tmp_path / "store", [[0, 1, 1, 1, 2], [], [3, 1, 2]], 5)
-    recommender = Recommender(TimeEncoder(5), store, Split.of(store), max_len=MAX_LEN)
+    recommender = Recommender(ModelScorer(TimeEncoder(5), MAX_LEN), store, Split.of(store))
     lists = lists_of(recommender, k=5)
     assert [item for item, _ in lists[101]] == ["item-001", "item-000", "item-003", "item-002", "item-004"]
     assert {item for item, _ in lists[100]} == {"item-003", "item-004"}
 
 
 def test_similar_items(recommender: Recommender) -> None:
-    encoder = recommender.encoder
+    encoder = recommender.scorer.encoder
     assert isinstance(encoder, TimeEncoder)
     cosines = encoder.matrix @ encoder.matrix[7]
     cosines[7] = -2
@@ -271,7 +272,7 @@ def test_k_must_be_a_whole_number(recommender: Recommender, k: Any) -> None:
 
 def test_users_who_have_seen_everything_are_counted(tmp_path: Path) -> None:
     store = write_store(tmp_path / "store", [[0, 1, 2, 3, 4], [], [3, 1, 2], [4, 3, 2, 1, 0]], 5)
-    recommender = Recommender(TimeEncoder(5), store, Split.of(store), max_len=MAX_LEN)
+    recommender = Recommender(ModelScorer(TimeEncoder(5), MAX_LEN), store, Split.of(store))
     assert sum(some.num_empty for some in recommender.recommend_users(k=2, batch_size=2)) == 2
     assert sum(some.num_empty for some in recommender.recommend_users(k=2, filter_seen=False)) == 0
 

@@ -21,16 +21,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from turbogr.data.batching import batch_from_histories
 from turbogr.data.histories import History, Time, Unknown, read_histories, seconds_of
 from turbogr.data.ranges import concatenated_ranges
 from turbogr.data.split import Split
 from turbogr.data.store import Store
 from turbogr.data.vocabulary import Int64Array
 from turbogr.errors import UserError
-from turbogr.evaluation.history_encoder import Encoder, batches_of, encode_histories, num_workers_of, pieces
-from turbogr.evaluation.item_ranking import TILE, held_queries, top_k
+from turbogr.evaluation.item_ranking import TILE, VectorScores, top_k
 from turbogr.evaluation.job_pool import Step, run_jobs
+from turbogr.evaluation.scorer import ModelScorer, batches_of
+from turbogr.evaluation.user_histories import GivenHistories, StoreHistories
 from turbogr.jagged import Jagged
 from turbogr.runs import Which, open_run
 
@@ -44,7 +44,7 @@ def load(
 ) -> Recommender:
     """Load a trained run to recommend from; see `open_run` for the arguments and what it raises."""
     opened = open_run(run, data=data, which=which, plugins=plugins)
-    return Recommender(opened.encoder, opened.store, opened.split, max_len=opened.max_len)
+    return Recommender(ModelScorer(opened.encoder, opened.max_len), opened.store, opened.split)
 
 
 @dataclass(frozen=True)
@@ -75,9 +75,9 @@ class Recommendations:
 class Recommender:
     """Recommends from the whole catalogue, exactly; of items with equal scores the smaller row comes first."""
 
-    def __init__(self, encoder: Encoder, store: Store, split: Split, *, max_len: int) -> None:
-        assert encoder.num_items == store.num_items, f"{encoder.num_items} vectors for {store.num_items} items"
-        self.encoder, self.store, self.split, self.max_len = encoder, store, split, max_len
+    def __init__(self, scorer: ModelScorer, store: Store, split: Split) -> None:
+        assert scorer.num_items == store.num_items, f"{scorer.num_items} scores for {store.num_items} items"
+        self.scorer, self.store, self.split = scorer, store, split
 
     def recommend(
         self,
@@ -116,9 +116,9 @@ class Recommender:
 
         def work(chosen: slice, step: Step) -> tuple[Tensor, Tensor]:
             items, times = ([column[place] for place in known[chosen]] for column in (read.items, read.times))
-            queries = self._encode(items, times, read.request_times[known[chosen]], step)
-            seen = Jagged.from_rows([torch.from_numpy(row) for row in items]).to(queries.device)
-            return top_k(queries, self.encoder, k, seen if filter_seen else None)
+            scores = self.scorer.score(GivenHistories(items, times, read.request_times[known[chosen]]), step)
+            seen = Jagged.from_rows([torch.from_numpy(row) for row in items]).to(scores.device)
+            return top_k(scores, k, seen if filter_seen else None)
 
         jobs = batches_of(len(known), TILE)
         for chosen, (scores, rows) in zip(jobs, run_jobs(work, jobs, num_workers=self._workers(jobs)), strict=True):
@@ -149,7 +149,7 @@ class Recommender:
         _check_k(k)
         users = np.arange(self.store.num_users) if user_ids is None else self._known_users(user_ids, unknown)
         request_time = None if at is None else seconds_of(at, "at")
-        batch_size = batch_size or held_queries(self.store.num_items)
+        batch_size = batch_size or self.scorer.batch_size
         jobs = batches_of(len(users), batch_size)
 
         def work(chosen: slice, step: Step) -> Recommendations:
@@ -167,28 +167,14 @@ class Recommender:
         row = int(self.store.item_ids.encode([item])[0])
         if row < 0:
             raise UserError(f"the model does not know the item {item!r}; it has {self.store.num_items:,} others")
-        vector = self.encoder.item_rows(row, row + 1)
+        encoder = self.scorer.encoder
+        vector = encoder.item_rows(row, row + 1)
         itself = Jagged(torch.tensor([row]), torch.tensor([0, 1])).to(vector.device)
-        scores, rows = top_k(vector, self.encoder, k, itself)
+        scores, rows = top_k(VectorScores(vector, encoder), k, itself)
         return self._decode(scores[0].cpu().numpy(), rows[0].cpu().numpy())
 
     def __repr__(self) -> str:
-        return f"Recommender({self.store.num_items:,} items, {self.store.num_users:,} users, max_len {self.max_len})"
-
-    def _encode(
-        self, items: list[Int64Array], times: list[Int64Array], request_times: Int64Array, step: Step
-    ) -> Tensor:
-        items, times = ([row[-self.max_len :] for row in column] for column in (items, times))
-        vectors = []
-        for chosen in pieces(np.array([len(row) for row in items])):
-            batch = batch_from_histories(
-                [items[place].tolist() for place in chosen],
-                [times[place].tolist() for place in chosen],
-                request_times[chosen].tolist(),
-            )
-            vectors.append(self.encoder.encode_last(batch))
-            step(len(chosen))
-        return torch.cat(vectors)
+        return f"Recommender({self.store.num_items:,} items, {self.store.num_users:,} users)"
 
     def _recommend_rows(
         self, users: Int64Array, k: int, filter_seen: bool, at: int | None, step: Step
@@ -207,14 +193,15 @@ class Recommender:
                 raise UserError(
                     f"at is {at}, before the last event of user {late!r}; leave it out or give a later time"
                 )
-            queries = encode_histories(
-                self.encoder, self.store, users[some], ends, self.max_len, request_times=times, step=step
-            )
+            histories = StoreHistories(self.store, users[some], ends, times)
+            found_scores = self.scorer.score(histories, step)
             seen = None
             if filter_seen:
                 items = self.store.items[concatenated_ranges(starts, ends - starts)].astype(np.int64)
-                seen = Jagged.from_lengths(torch.from_numpy(items), torch.from_numpy(ends - starts)).to(queries.device)
-            found, found_rows = top_k(queries, self.encoder, k, seen)
+                seen = Jagged.from_lengths(torch.from_numpy(items), torch.from_numpy(ends - starts)).to(
+                    found_scores.device
+                )
+            found, found_rows = top_k(found_scores, k, seen)
             scores[some], rows[some] = found.cpu().numpy(), found_rows.cpu().numpy()
         kept = rows >= 0
         place, column = np.nonzero(kept)
@@ -259,7 +246,7 @@ class Recommender:
         return (counts[order] / max(1, counts.sum())).astype(np.float32), order
 
     def _workers(self, jobs: Sequence[slice]) -> int:
-        return max(1, min(num_workers_of(self.encoder), len(jobs)))
+        return max(1, min(self.scorer.num_workers, len(jobs)))
 
     def _decode(self, scores: NDArray[np.float32], rows: Int64Array) -> list[tuple[Any, float]]:
         kept = rows >= 0

@@ -28,6 +28,7 @@ from turbogr.config import Config, DataConfig, EvaluateConfig, LossConfig, Model
 from turbogr.data.store import Store
 from turbogr.errors import UserError
 from turbogr.evaluation.evaluator import evaluate
+from turbogr.evaluation.scorer import ModelScorer
 from turbogr.recommend import load
 from turbogr.runs import open_run
 from turbogr.training.run import train
@@ -66,11 +67,11 @@ def test_another_filter_leaves_the_run_as_it_is(run: Path, tmp_path: Path, capsy
     assert cli.main(["evaluate", str(run), "--filter-last", "2", "--json", str(tmp_path / "two.json")]) == 0
     assert sorted(path.name for path in run.iterdir()) == before
     opened = open_run(run)
-    result = evaluate(opened.encoder, opened.store, opened.split, max_len=12, ks=(5, 10), filter_last=2)
+    result = evaluate(ModelScorer(opened.encoder, 12), opened.store, opened.split, ks=(5, 10), filter_last=2)
     assert json.loads((tmp_path / "two.json").read_text())["parts"]["test"]["model"] == result.metrics
     huge = "9" * 20
     assert cli.main(["evaluate", str(run), "--filter-last", huge, "--json", str(tmp_path / "all.json")]) == 0
-    everything = evaluate(opened.encoder, opened.store, opened.split, max_len=12, ks=(5, 10))
+    everything = evaluate(ModelScorer(opened.encoder, 12), opened.store, opened.split, ks=(5, 10))
     assert json.loads((tmp_path / "all.json").read_text())["parts"]["test"]["model"] == everything.metrics
     assert cli.main(["evaluate", str(run), "--filter-last", "0"]) == 2
     assert "--filter-last is 0; give at least 1" in capsys.readouterr().err
@@ -82,7 +83,7 @@ def test_evaluate_prints_and_writes_what_it_measured(run: Path, tmp_path: Path, 
     record = json.loads((run / "evaluation.json").read_text())
     assert record == json.loads((tmp_path / "copy.json").read_text())
     opened = open_run(run)
-    result = evaluate(opened.encoder, opened.store, opened.split, "test", max_len=12, ks=(5, 10))
+    result = evaluate(ModelScorer(opened.encoder, 12), opened.store, opened.split, "test", ks=(5, 10))
     assert record["parts"]["test"]["model"] == result.metrics
     assert set(record["parts"]["test"]) == {"model", "popularity", "markov"}
     assert record["num_users"] == NUM_USERS

@@ -17,10 +17,11 @@ from turbogr.data.batching import Batch, history_batch
 from turbogr.data.split import Split
 from turbogr.data.store import Store
 from turbogr.errors import UserError
-from turbogr.evaluation import history_encoder as encoder_module
-from turbogr.evaluation.evaluator import Encoder, Interrupted, baseline_metrics, evaluate, write_evaluation
+from turbogr.evaluation import scorer as scorer_module
+from turbogr.evaluation.evaluator import Interrupted, baseline_metrics, evaluate, write_evaluation
 from turbogr.evaluation.metrics import MISSED, ranking_metrics
 from turbogr.evaluation.sample_users import sample_users, write_samples
+from turbogr.evaluation.scorer import Encoder, ModelScorer
 from turbogr.models import RetrievalModel
 from turbogr.models.table_encoder import TableEncoder
 from turbogr.tables.table import LocalTable
@@ -93,7 +94,7 @@ def test_positions_follow_the_definition(make_store: MakeStore, part: str, filte
     store = make_store(draw_histories(1, 150, 40), 40)
     split = Split.of(store)
     encoder = MeanEncoder(40)
-    result = evaluate(encoder, store, split, part, max_len=7, filter_seen=filter_seen)
+    result = evaluate(ModelScorer(encoder, 7), store, split, part, filter_seen=filter_seen)
     assert (MISSED in result.positions) == filter_seen, "some held-out items must be repeated"
     assert max(encoder.lengths) == 7
     assert result.positions.tolist() == definition(encoder, store, split, part, 7, filter_seen)
@@ -109,10 +110,10 @@ def test_the_filter_may_end_after_the_last_items(make_store: MakeStore, last: in
     store = make_store(draw_histories(1, 150, 40), 40)
     split = Split.of(store)
     encoder = MeanEncoder(40)
-    result = evaluate(encoder, store, split, max_len=7, filter_last=last)
+    result = evaluate(ModelScorer(encoder, 7), store, split, filter_last=last)
     assert result.positions.tolist() == definition(encoder, store, split, "test", 7, True, last)
     assert f"without the user's last {last} earlier items" in result.protocol
-    everything = evaluate(encoder, store, split, max_len=7)
+    everything = evaluate(ModelScorer(encoder, 7), store, split)
     assert (result.positions.tolist() == everything.positions.tolist()) == (last == 1000)
     baselines = [baseline_metrics(store, split, filter_last=limit) for limit in (last, None)]
     assert (baselines[0] == baselines[1]) == (last == 1000)
@@ -123,7 +124,7 @@ def test_the_filter_does_not_give_a_repeated_item_away(make_store: MakeStore) ->
     store = make_store([[0, 1, 2, 0], [3, 4, 5, 6], [7, 8, 8, 8]], 9)
     split = Split.of(store)
     encoder = MeanEncoder(9)
-    result = evaluate(encoder, store, split, max_len=10)
+    result = evaluate(ModelScorer(encoder, 10), store, split)
     assert (result.positions == MISSED).tolist() == [True, False, True]
     assert "without the user's earlier items; 2 test items were among these and counted as missed" in result.protocol
     assert result.metrics["hr@200"] == 1 / 3
@@ -131,12 +132,12 @@ def test_the_filter_does_not_give_a_repeated_item_away(make_store: MakeStore) ->
         "popularity": 1 / 3,
         "markov": 1 / 3,
     }
-    recent = evaluate(encoder, store, split, max_len=10, filter_last=2)
+    recent = evaluate(ModelScorer(encoder, 10), store, split, filter_last=2)
     assert (recent.positions == MISSED).tolist() == [False, False, True]
     assert (
         "without the user's last 2 earlier items; 1 test item was among these and counted as missed" in recent.protocol
     )
-    everything = evaluate(encoder, store, split, max_len=10, filter_seen=False)
+    everything = evaluate(ModelScorer(encoder, 10), store, split, filter_seen=False)
     assert everything.metrics["hr@200"] == 1
     assert "missed" not in everything.protocol
 
@@ -145,17 +146,17 @@ def test_the_filter_does_not_give_a_repeated_item_away(make_store: MakeStore) ->
 def test_no_position_changes_with_the_batch_size_or_the_threads(
     make_store: MakeStore, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(encoder_module, "ENCODE_TOKENS", 300)
+    monkeypatch.setattr(scorer_module, "ENCODE_TOKENS", 300)
     store = make_store(draw_histories(2, 400, 300, longest=30), 300)
     split = Split.of(store)
     encoder = hstu(300, 16) if kind == "hstu" else MeanEncoder(300, spread=1.0 if kind == "spread" else 1e-7)
-    wanted = evaluate(encoder, store, split, max_len=16)
+    wanted = evaluate(ModelScorer(encoder, 16), store, split)
     assert len(set(wanted.positions.tolist())) > 50, "the problem must have many different positions"
     threads = torch.get_num_threads()
     try:
         for batch_size, num_threads in ((1, 1), (64, 2), (100, 3), (10_000, 1)):
             torch.set_num_threads(num_threads)
-            again = evaluate(encoder, store, split, max_len=16, batch_size=batch_size)
+            again = evaluate(ModelScorer(encoder, 16), store, split, batch_size=batch_size)
             assert again.positions.tolist() == wanted.positions.tolist()
             assert again.metrics == wanted.metrics
     finally:
@@ -166,11 +167,11 @@ def test_progress_counts_every_user_and_stopping_ends_it(make_store: MakeStore) 
     store = make_store(draw_histories(3, 300, 20, shortest=2), 20)
     split = Split.of(store)
     steps: list[int] = []
-    evaluate(MeanEncoder(20), store, split, max_len=8, batch_size=64, progress=steps.append)
+    evaluate(ModelScorer(MeanEncoder(20), 8), store, split, batch_size=64, progress=steps.append)
     assert sum(steps) == 300
     encoder = MeanEncoder(20)
     with pytest.raises(Interrupted):
-        evaluate(encoder, store, split, max_len=8, batch_size=64, should_stop=lambda: len(encoder.lengths) > 0)
+        evaluate(ModelScorer(encoder, 8), store, split, batch_size=64, should_stop=lambda: len(encoder.lengths) > 0)
     with pytest.raises(Interrupted):
         baseline_metrics(store, split, should_stop=lambda: True)
 
@@ -179,11 +180,11 @@ def test_a_part_without_events_and_a_diverged_model_are_errors(make_store: MakeS
     store = make_store(draw_histories(3, 30, 20, shortest=3), 20, split="leave-one-out")
     split = Split.of(store)
     with pytest.raises(UserError, match="no valid event"):
-        evaluate(MeanEncoder(20), store, split, "valid", max_len=8)
+        evaluate(ModelScorer(MeanEncoder(20), 8), store, split, "valid")
     encoder = MeanEncoder(20)
     encoder.matrix[4] = torch.nan
     with pytest.raises(UserError, match="not finite"):
-        evaluate(encoder, store, split, max_len=8)
+        evaluate(ModelScorer(encoder, 8), store, split)
 
 
 def test_baselines_are_measured_on_the_same_users(make_store: MakeStore) -> None:
@@ -199,9 +200,9 @@ def test_samples_show_what_evaluation_ranked(make_store: MakeStore, tmp_path: Pa
     store = make_store(draw_histories(5, 90, 50), 50)
     split = Split.of(store)
     encoder = MeanEncoder(50)
-    result = evaluate(encoder, store, split, max_len=10)
+    result = evaluate(ModelScorer(encoder, 10), store, split)
     position_of = dict(zip(store.user_ids.decode(result.users).tolist(), result.positions.tolist(), strict=True))
-    samples = sample_users(encoder, store, split, max_len=10, num_users=6, k=5, num_history=4)
+    samples = sample_users(ModelScorer(encoder, 10), store, split, num_users=6, k=5, num_history=4)
     write_samples(tmp_path / "samples.json", samples)
     users = json.loads((tmp_path / "samples.json").read_text())["users"]
     assert len({user["user"] for user in users}) == 6
@@ -224,7 +225,7 @@ def test_samples_show_what_evaluation_ranked(make_store: MakeStore, tmp_path: Pa
 
 def test_more_samples_than_users_gives_all_users(make_store: MakeStore) -> None:
     store = make_store([[0, 1, 2], [2, 1, 0]], 3)
-    samples = sample_users(MeanEncoder(3), store, Split.of(store), max_len=10)
+    samples = sample_users(ModelScorer(MeanEncoder(3), 10), store, Split.of(store))
     assert [user["user"] for user in samples["users"]] == [100, 101]
     assert all(len(user["recommendations"]) == 1 for user in samples["users"])
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from turbogr.errors import UserError
 from turbogr.evaluation import item_ranking as ranking
-from turbogr.evaluation.item_ranking import DenseItems, held_queries, target_positions, top_k
+from turbogr.evaluation.item_ranking import DenseItems, VectorScores, held_queries, target_positions, top_k
 from turbogr.evaluation.metrics import MISSED
 from turbogr.jagged import Jagged
 
@@ -71,9 +71,9 @@ def small_blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 def test_ranks_follow_the_definition(problem: tuple[Tensor, Tensor, list[int], list[list[int]]]) -> None:
     queries, items, targets, seen = problem
     scores = (queries.double() @ items.double().T).numpy()
-    ranks = target_positions(queries, DenseItems(items), torch.tensor(targets), jagged(seen))
+    ranks = target_positions(VectorScores(queries, DenseItems(items)), torch.tensor(targets), jagged(seen))
     assert ranks.tolist() == naive_ranks(scores, targets, seen)
-    unfiltered = target_positions(queries, DenseItems(items), torch.tensor(targets))
+    unfiltered = target_positions(VectorScores(queries, DenseItems(items)), torch.tensor(targets))
     assert unfiltered.tolist() == naive_ranks(scores, targets, [[]] * len(targets))
 
 
@@ -82,7 +82,7 @@ def test_ranks_follow_the_definition(problem: tuple[Tensor, Tensor, list[int], l
 def test_top_k_follows_the_definition(problem: tuple[Tensor, Tensor, list[int], list[list[int]]], k: int) -> None:
     queries, items, _, excluded = problem
     scores = (queries.double() @ items.double().T).numpy()
-    found, rows = top_k(queries, DenseItems(items), k, jagged(excluded))
+    found, rows = top_k(VectorScores(queries, DenseItems(items)), k, jagged(excluded))
     assert rows.tolist() == naive_top_k(scores, k, excluded)
     for query in range(len(queries)):
         kept = rows[query] >= 0
@@ -94,8 +94,8 @@ def test_top_k_follows_the_definition(problem: tuple[Tensor, Tensor, list[int], 
 @settings(deadline=None)
 def test_a_rank_is_the_place_in_the_top_list(problem: tuple[Tensor, Tensor, list[int], list[list[int]]]) -> None:
     queries, items, targets, seen = problem
-    ranks = target_positions(queries, DenseItems(items), torch.tensor(targets), jagged(seen)).tolist()
-    _, rows = top_k(queries, DenseItems(items), len(items), jagged(seen))
+    ranks = target_positions(VectorScores(queries, DenseItems(items)), torch.tensor(targets), jagged(seen)).tolist()
+    _, rows = top_k(VectorScores(queries, DenseItems(items)), len(items), jagged(seen))
     for rank, row, target in zip(ranks, rows.tolist(), targets, strict=True):
         assert target not in row if rank == MISSED else row[rank - 1] == target
 
@@ -118,15 +118,17 @@ def test_no_digit_changes_with_the_number_of_queries_in_a_call(
     queries, items = near_ties(64 * 5 + 1, 1500, width)
     targets = torch.arange(len(queries)) * 3
     seen = jagged([[row, row + 1, row * 2] for row in range(len(queries))])
-    all_ranks = target_positions(queries, DenseItems(items), targets, seen)
-    all_scores, all_rows = top_k(queries, DenseItems(items), 20, seen)
+    all_ranks = target_positions(VectorScores(queries, DenseItems(items)), targets, seen)
+    all_scores, all_rows = top_k(VectorScores(queries, DenseItems(items)), 20, seen)
     assert len(set(all_ranks.tolist())) > 100, "the problem must have many different ranks"
     for size in (64, 128, 192):
         for first in range(0, len(queries), size):
             cut = slice(first, first + size)
             part = Jagged.from_rows([seen[row] for row in range(*cut.indices(len(queries)))])
-            assert torch.equal(target_positions(queries[cut], DenseItems(items), targets[cut], part), all_ranks[cut])
-            scores, rows = top_k(queries[cut], DenseItems(items), 20, part)
+            assert torch.equal(
+                target_positions(VectorScores(queries[cut], DenseItems(items)), targets[cut], part), all_ranks[cut]
+            )
+            scores, rows = top_k(VectorScores(queries[cut], DenseItems(items)), 20, part)
             assert torch.equal(rows, all_rows[cut])
             assert torch.equal(scores, all_scores[cut])
 
@@ -139,9 +141,9 @@ def test_scores_that_are_no_numbers_are_refused(bad: float, place: str) -> None:
     if bad == 3e38:
         queries *= 4
     with pytest.raises(UserError, match="not finite"):
-        target_positions(queries, DenseItems(items), torch.zeros(5, dtype=torch.int64))
+        target_positions(VectorScores(queries, DenseItems(items)), torch.zeros(5, dtype=torch.int64))
     with pytest.raises(UserError, match="not finite"):
-        top_k(queries, DenseItems(items), 3)
+        top_k(VectorScores(queries, DenseItems(items)), 3)
 
 
 def test_items_are_asked_for_in_chunks_only() -> None:
@@ -156,17 +158,17 @@ def test_items_are_asked_for_in_chunks_only() -> None:
             return torch.ones(stop - start, 2)
 
     items = Counting()
-    top_k(torch.ones(30, 2), items, 5)
+    top_k(VectorScores(torch.ones(30, 2), items), 5)
     assert items.asked == [(start, min(start + 7, 100)) for start in range(0, 100, 7)]
 
 
 def test_nothing_asked_nothing_answered() -> None:
     items = DenseItems(torch.ones(3, 2))
-    assert target_positions(torch.ones(0, 2), items, torch.zeros(0, dtype=torch.int64)).shape == (0,)
-    scores, rows = top_k(torch.ones(0, 2), items, 4)
+    assert target_positions(VectorScores(torch.ones(0, 2), items), torch.zeros(0, dtype=torch.int64)).shape == (0,)
+    scores, rows = top_k(VectorScores(torch.ones(0, 2), items), 4)
     assert scores.shape == rows.shape == (0, 4)
     with pytest.raises(UserError, match="k is 0"):
-        top_k(torch.ones(1, 2), items, 0)
+        top_k(VectorScores(torch.ones(1, 2), items), 0)
 
 
 @pytest.mark.parametrize("num_items", [1, 3706, 100_000, 10_000_000])

@@ -18,7 +18,7 @@ from turbogr.checkpoints import Checkpoints
 from turbogr.config import Config
 from turbogr.data.store import Store
 from turbogr.errors import UserError
-from turbogr.evaluation import evaluator
+from turbogr.evaluation.scorer import ModelScorer
 from turbogr.parallel import tensor_files as storage
 from turbogr.runs import load_model
 from turbogr.training import metric_log as tracking
@@ -98,14 +98,14 @@ def test_stopping_inside_an_evaluation_and_resuming_changes_nothing(
     config: Config, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train(config, store.path, tmp_path / "straight")
-    encode = evaluator.encode_histories
+    score = ModelScorer.score
     with monkeypatch.context() as patch:
 
         def interrupted(*args: Any, **kwargs: Any) -> Any:
             signal.raise_signal(signal.SIGINT)
-            return encode(*args, **kwargs)
+            return score(*args, **kwargs)
 
-        patch.setattr(evaluator, "encode_histories", interrupted)
+        patch.setattr(ModelScorer, "score", interrupted)
         result = train(config, store.path, tmp_path / "stopped")
     assert (result.status, result.signal) == ("interrupted", signal.SIGINT)
     assert not [record for record in metrics(tmp_path / "stopped") if record["kind"] == "eval"]

@@ -16,23 +16,22 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from turbogr.data.split import Split
 from turbogr.data.store import Store
 from turbogr.data.vocabulary import Int64Array
 from turbogr.evaluation.baselines import markov_positions, popularity_positions
 from turbogr.evaluation.held_out import HeldOut
-from turbogr.evaluation.history_encoder import Encoder, batches_of, encode_histories, num_workers_of
-from turbogr.evaluation.item_ranking import ItemVectors, held_queries, target_positions
+from turbogr.evaluation.item_ranking import target_positions
 from turbogr.evaluation.job_pool import Interrupted, Step, run_jobs
 from turbogr.evaluation.metrics import DEFAULT_KS, MISSED, Metric, ranking_metrics
+from turbogr.evaluation.scorer import Scorer, batches_of
+from turbogr.evaluation.user_histories import StoreHistories
 from turbogr.files import replace_text
 from turbogr.jagged import Jagged
 from turbogr.parallel.world import World
 
 __all__ = [
-    "Encoder",
     "Evaluation",
     "Interrupted",
     "baseline_metrics",
@@ -64,12 +63,11 @@ class Evaluation:
 
 
 def evaluate(
-    encoder: Encoder,
+    scorer: Scorer,
     store: Store,
     split: Split,
     part: str = "test",
     *,
-    max_len: int,
     ks: Sequence[int] = DEFAULT_KS,
     filter_seen: bool = True,
     filter_last: int | None = None,
@@ -81,10 +79,10 @@ def evaluate(
 ) -> Evaluation:
     """Rank the held-out item of every user of `part` ("valid" or "test") against the whole catalogue.
 
-    A user's query is the encoding of the last `max_len` events before the held-out one. With `filter_seen` the items of
-    the user's earlier events (of the newest `filter_last` events, if given) are not candidates, and a held-out item
-    that is among them counts as missed. `batch_size` users (rounded up to whole tiles) share one pass over the
-    catalogue; unset, it follows from the size of the catalogue. `progress` is called with the number of users encoded
+    The scores are those of the history before the held-out event. With `filter_seen` the items of the user's earlier
+    events (of the newest `filter_last` events, if given) are not candidates, and a held-out item that is among them
+    counts as missed. `batch_size` users (rounded up to whole tiles) share one pass over the
+    catalogue; unset, it follows from the size of the catalogue. `progress` is called with the number of users scored
     since its last call. In a `world` of several ranks all of them call this function, each ranks the items of some
     users, and each returns the whole result. `extra` are further metrics by name.
 
@@ -96,17 +94,16 @@ def evaluate(
     targets = torch.from_numpy(held_out.targets)
 
     def rank_targets(chosen: slice, step: Step) -> Int64Array:
-        users, events = held_out.users[chosen], held_out.events[chosen]
-        queries = encode_histories(encoder, store, users, events, max_len, step=step)
-        seen = _seen(held_out, chosen, queries.device) if filter_seen else None
-        items = _StoppableItems(encoder, step)
-        found = target_positions(queries, items, targets[chosen].to(queries.device), seen)
+        histories = StoreHistories(store, held_out.users[chosen], held_out.events[chosen])
+        scores = scorer.score(histories, step)
+        seen = _seen(held_out, chosen, scores.device) if filter_seen else None
+        found = target_positions(scores, targets[chosen].to(scores.device), seen)
         positions: Int64Array = found.cpu().numpy()
         return positions
 
-    num_workers, world = num_workers_of(encoder), world or World()
+    num_workers, world = scorer.num_workers, world or World()
     if batch_size is None:
-        batch_size = min(held_queries(encoder.num_items), -(-len(held_out) // (4 * num_workers * world.size)))
+        batch_size = min(scorer.batch_size, -(-len(held_out) // (4 * num_workers * world.size)))
     jobs = batches_of(len(held_out), batch_size)
 
     def rank_my_jobs() -> list[Int64Array] | None:
@@ -199,22 +196,6 @@ def write_evaluation(
         "protocol": protocol,
     }
     replace_text(path, json.dumps(record, ensure_ascii=False, indent=2) + "\n")
-
-
-@dataclass(frozen=True)
-class _StoppableItems:
-    """`ItemVectors` that call `step` before every chunk, so that a long pass over a large catalogue can be stopped."""
-
-    items: ItemVectors
-    step: Step
-
-    @property
-    def num_items(self) -> int:
-        return self.items.num_items
-
-    def item_rows(self, start: int, stop: int) -> Tensor:
-        self.step(0)
-        return self.items.item_rows(start, stop)
 
 
 def _seen(held_out: HeldOut, chosen: slice, device: torch.device) -> Jagged:

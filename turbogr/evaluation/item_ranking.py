@@ -53,6 +53,35 @@ class DenseItems:
         return self.matrix[start:stop]
 
 
+class Scores(Protocol):
+    """Scores of some queries against all items, by tiles of TILE queries and ranges of item rows.
+
+    A score must not depend on how many queries there are, only on those of its tile and on the range.
+    """
+
+    @property
+    def num_queries(self) -> int: ...
+
+    @property
+    def num_items(self) -> int: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+    def of(self, tile: int, start: int, stop: int) -> Tensor:
+        """Return the scores [TILE, stop - start] of a tile against item rows start..stop - 1, for the caller to change.
+
+        Rows of the last tile that no query has may hold anything finite.
+
+        Raises:
+            UserError: a score that is not a finite number.
+        """
+        ...
+
+
 def held_queries(num_items: int) -> int:
     """Return how many queries (a multiple of TILE, at most 512) `target_positions` should get in one call."""
     fitting = HELD_BYTES // (4 * max(1, num_items)) // TILE * TILE
@@ -60,36 +89,35 @@ def held_queries(num_items: int) -> int:
 
 
 @torch.no_grad()
-def target_positions(queries: Tensor, items: ItemVectors, targets: Tensor, seen: Jagged | None = None) -> Tensor:
+def target_positions(scores: Scores, targets: Tensor, seen: Jagged | None = None) -> Tensor:
     """Return the 1-based position of each query's target among all items but the query's seen ones, [n] int64.
 
-    queries [n, d]; targets [n] int64 item rows; seen: n lists of item rows, in any order, repeats allowed. A target
-    that was seen is not a candidate either and has the position MISSED: if the filter kept it, and it alone, the
-    filter would reveal it.
+    targets [n] int64 item rows; seen: n lists of item rows, in any order, repeats allowed. A target that was seen is
+    not a candidate either and has the position MISSED: if the filter kept it, and it alone, the filter would reveal it.
 
     Raises:
         UserError: a score that is not a finite number.
     """
-    num_queries = queries.shape[0]
+    num_queries = scores.num_queries
     assert targets.shape == (num_queries,), f"{num_queries} queries but targets of shape {tuple(targets.shape)}"
-    scores = _Scores(queries, items)
+    held = _HeldScores(scores)
     masks = _masks(seen, scores)
-    target = torch.zeros(scores.num_tiles * TILE, dtype=torch.int64, device=queries.device)
+    target = torch.zeros(held.num_tiles * TILE, dtype=torch.int64, device=scores.device)
     target[:num_queries] = targets
     target = target.view(-1, TILE, 1)
 
-    target_score = torch.empty(target.shape, dtype=scores.dtype, device=queries.device)
-    for chunk, start, stop in scores.chunks():
-        for tile in range(scores.num_tiles):
+    target_score = torch.empty(target.shape, dtype=scores.dtype, device=scores.device)
+    for chunk, start, stop in _chunks(scores):
+        for tile in range(held.num_tiles):
             inside = _inside(target[tile], start, stop)
             if len(inside):
-                values = scores.of(tile, chunk)
+                values = held.of(tile, chunk)
                 target_score[tile, inside, 0] = values[inside, target[tile, inside, 0] - start]
 
-    better = torch.zeros(target.shape[:2], dtype=torch.int64, device=queries.device)
-    for chunk, start, stop in scores.chunks():
-        for tile in range(scores.num_tiles):
-            values = scores.take(tile, chunk)
+    better = torch.zeros(target.shape[:2], dtype=torch.int64, device=scores.device)
+    for chunk, start, stop in _chunks(scores):
+        for tile in range(held.num_tiles):
+            values = held.take(tile, chunk)
             masks[tile].apply(values, chunk)
             inside = _inside(target[tile], start, stop)
             values[inside, target[tile, inside, 0] - start] = target_score[tile, inside, 0]
@@ -102,26 +130,24 @@ def target_positions(queries: Tensor, items: ItemVectors, targets: Tensor, seen:
 
 
 @torch.no_grad()
-def top_k(queries: Tensor, items: ItemVectors, k: int, exclude: Jagged | None = None) -> tuple[Tensor, Tensor]:
+def top_k(scores: Scores, k: int, exclude: Jagged | None = None) -> tuple[Tensor, Tensor]:
     """Return the k best items of each query, best first: scores [n, k] and item rows [n, k] int64.
 
-    queries [n, d]; exclude: n lists of item rows that may not be returned. Where fewer than k candidates remain, the
-    row is -1 and the score -inf.
+    exclude: n lists of item rows that may not be returned. Where fewer than k candidates remain, the row is -1 and the
+    score -inf.
 
     Raises:
         UserError: a score that is not a finite number, or a k below 1.
     """
     if k < 1:
         raise UserError(f"k is {k}; ask for at least 1 item")
-    num_queries = queries.shape[0]
-    scores = _Scores(queries, items)
     masks = _masks(exclude, scores)
-    shape = (scores.num_tiles, TILE, k)
-    best = torch.full(shape, -torch.inf, dtype=scores.dtype, device=queries.device)
-    rows = torch.full(shape, -1, dtype=torch.int64, device=queries.device)
-    for chunk, start, _ in scores.chunks():
-        for tile in range(scores.num_tiles):
-            values = scores.take(tile, chunk)
+    shape = (_num_tiles(scores), TILE, k)
+    best = torch.full(shape, -torch.inf, dtype=scores.dtype, device=scores.device)
+    rows = torch.full(shape, -1, dtype=torch.int64, device=scores.device)
+    for chunk, start, stop in _chunks(scores):
+        for tile in range(shape[0]):
+            values = scores.of(tile, start, stop)
             masks[tile].apply(values, chunk)
             found, columns = _top_columns(values, k)
             # Both lists are in order and this chunk's rows are larger than all before: a stable sort keeps ties right.
@@ -130,49 +156,28 @@ def top_k(queries: Tensor, items: ItemVectors, k: int, exclude: Jagged | None = 
             best[tile] = merged[:, :k]
             rows[tile] = merged_rows[:, :k]
     rows[best == -torch.inf] = -1
-    return best.view(-1, k)[:num_queries], rows.view(-1, k)[:num_queries]
+    return best.view(-1, k)[: scores.num_queries], rows.view(-1, k)[: scores.num_queries]
 
 
-class _Scores:
-    """Scores of all queries against all items, by tile and chunk; kept if they fit into HELD_BYTES."""
+class VectorScores:
+    """Scores as dot products of query vectors [n, d] with the items'."""
 
     def __init__(self, queries: Tensor, items: ItemVectors) -> None:
         self.dtype = torch.float64 if queries.dtype == torch.float64 else torch.float32
         self.num_queries, self.width = queries.shape
-        self.num_items = items.num_items
-        self.num_tiles = -(-self.num_queries // TILE)
-        self.num_chunks = -(-self.num_items // CHUNK)
-        tiles = torch.zeros(self.num_tiles * TILE, self.width, dtype=self.dtype, device=queries.device)
+        self.num_items, self.device = items.num_items, queries.device
+        tiles = torch.zeros(_num_tiles(self) * TILE, self.width, dtype=self.dtype, device=queries.device)
         tiles[: self.num_queries] = queries
         self._tiles = tiles.view(-1, TILE, self.width)
         self._largest_query = tiles.abs().max() if self.num_queries else torch.zeros(())
         self._items = items
-        self._rows_chunk, self._rows = -1, tiles
-        self._hold = tiles.shape[0] * self.num_items * tiles.element_size() <= HELD_BYTES
-        self._held: dict[tuple[int, int], Tensor] = {}
+        self._range, self._rows = (-1, -1), tiles
 
-    def chunks(self) -> Iterator[tuple[int, int, int]]:
-        """Yield (chunk, first item row, one past the last item row)."""
-        for chunk in range(self.num_chunks):
-            yield chunk, chunk * CHUNK, min((chunk + 1) * CHUNK, self.num_items)
+    def of(self, tile: int, start: int, stop: int) -> Tensor:
+        return self._tiles[tile] @ self._item_rows(start, stop).T
 
-    def of(self, tile: int, chunk: int) -> Tensor:
-        """Return the scores [TILE, items of the chunk]; the caller must not change them."""
-        values = self._held.get((tile, chunk))
-        if values is None:
-            values = self._tiles[tile] @ self._chunk_rows(chunk).T
-            if self._hold:
-                self._held[tile, chunk] = values
-        return values
-
-    def take(self, tile: int, chunk: int) -> Tensor:
-        """Return the scores [TILE, items of the chunk] and forget them; the caller may change them."""
-        values = self._held.pop((tile, chunk), None)
-        return self._tiles[tile] @ self._chunk_rows(chunk).T if values is None else values
-
-    def _chunk_rows(self, chunk: int) -> Tensor:
-        if chunk != self._rows_chunk:
-            start, stop = chunk * CHUNK, min((chunk + 1) * CHUNK, self.num_items)
+    def _item_rows(self, start: int, stop: int) -> Tensor:
+        if (start, stop) != self._range:
             rows = self._items.item_rows(start, stop).to(self.dtype)
             assert rows.shape == (stop - start, self.width), f"item rows {start}..{stop} came as {tuple(rows.shape)}"
             # One bound detects NaN (no comparison holds), infinity and overflow, without a pass over the scores.
@@ -182,8 +187,66 @@ class _Scores:
                     f"the scores of item rows {start} to {stop - 1} are not finite numbers: the model's weights "
                     "overflowed or are damaged; use an earlier checkpoint, or train again with a lower learning rate"
                 )
-            self._rows_chunk, self._rows = chunk, rows
+            self._range, self._rows = (start, stop), rows
         return self._rows
+
+
+class MatrixScores:
+    """Scores that are given, [n, V]."""
+
+    def __init__(self, values: Tensor) -> None:
+        self.num_queries, self.num_items = values.shape
+        self.device, self.dtype = values.device, values.dtype
+        self._values = values
+
+    def of(self, tile: int, start: int, stop: int) -> Tensor:
+        found = self._values[tile * TILE : (tile + 1) * TILE, start:stop]
+        if found.shape[0] == TILE:
+            return found.clone()
+        padded = found.new_zeros(TILE, stop - start)
+        padded[: found.shape[0]] = found
+        return padded
+
+
+class _HeldScores:
+    """Scores that are read twice, kept in between if they fit into HELD_BYTES."""
+
+    def __init__(self, scores: Scores) -> None:
+        self.scores, self.num_tiles = scores, _num_tiles(scores)
+        size = self.num_tiles * TILE * scores.num_items * scores.dtype.itemsize
+        self._hold = size <= HELD_BYTES
+        self._held: dict[tuple[int, int], Tensor] = {}
+
+    def of(self, tile: int, chunk: int) -> Tensor:
+        """Return the scores [TILE, items of the chunk]; the caller must not change them."""
+        values = self._held.get((tile, chunk))
+        if values is None:
+            values = self._compute(tile, chunk)
+            if self._hold:
+                self._held[tile, chunk] = values
+        return values
+
+    def take(self, tile: int, chunk: int) -> Tensor:
+        """Return the scores [TILE, items of the chunk] and forget them; the caller may change them."""
+        values = self._held.pop((tile, chunk), None)
+        return self._compute(tile, chunk) if values is None else values
+
+    def _compute(self, tile: int, chunk: int) -> Tensor:
+        return self.scores.of(tile, chunk * CHUNK, min((chunk + 1) * CHUNK, self.scores.num_items))
+
+
+def _num_tiles(scores: Scores) -> int:
+    return -(-scores.num_queries // TILE)
+
+
+def _num_chunks(scores: Scores) -> int:
+    return -(-scores.num_items // CHUNK)
+
+
+def _chunks(scores: Scores) -> Iterator[tuple[int, int, int]]:
+    """Yield (chunk, first item row, one past the last item row)."""
+    for chunk in range(_num_chunks(scores)):
+        yield chunk, chunk * CHUNK, min((chunk + 1) * CHUNK, scores.num_items)
 
 
 @dataclass(frozen=True)
@@ -199,11 +262,11 @@ class _Mask:
         values[self.queries[cut], self.rows[cut] - chunk * CHUNK] = -torch.inf
 
 
-def _masks(excluded: Jagged | None, scores: _Scores) -> list[_Mask]:
-    starts = torch.arange(scores.num_chunks + 1) * CHUNK
+def _masks(excluded: Jagged | None, scores: Scores) -> list[_Mask]:
+    starts = torch.arange(_num_chunks(scores) + 1) * CHUNK
     if excluded is None:
         nothing = torch.empty(0, dtype=torch.int64)
-        return [_Mask(nothing, nothing, [0] * len(starts))] * scores.num_tiles
+        return [_Mask(nothing, nothing, [0] * len(starts))] * _num_tiles(scores)
     assert excluded.num_rows == scores.num_queries, f"{scores.num_queries} queries, {excluded.num_rows} rows to exclude"
     starts = starts.to(excluded.values.device)
     query_of = excluded.row_index()

@@ -14,20 +14,20 @@ from turbogr.data.split import Split
 from turbogr.data.store import Store
 from turbogr.data.vocabulary import Int64Array
 from turbogr.evaluation.held_out import HeldOut
-from turbogr.evaluation.history_encoder import Encoder, encode_histories
 from turbogr.evaluation.item_ranking import target_positions, top_k
 from turbogr.evaluation.metrics import MISSED
+from turbogr.evaluation.scorer import Scorer, no_step
+from turbogr.evaluation.user_histories import StoreHistories
 from turbogr.files import replace_text
 from turbogr.jagged import Jagged
 
 
 def sample_users(
-    encoder: Encoder,
+    scorer: Scorer,
     store: Store,
     split: Split,
     part: str = "test",
     *,
-    max_len: int,
     num_users: int = 12,
     k: int = 10,
     num_history: int = 20,
@@ -42,14 +42,14 @@ def sample_users(
     users, starts, events = held_out.users[chosen], held_out.starts[chosen], held_out.events[chosen]
     targets = held_out.targets[chosen]
 
-    queries = encode_histories(encoder, store, users, events, max_len)
+    found_scores = scorer.score(StoreHistories(store, users, events), no_step)
     seen_items = []
     for start, event in zip(starts, events, strict=True):
         seen = store.items[start:event].astype(np.int64)
         seen_items.append(torch.from_numpy(seen if filter_seen else seen[:0]))
-    excluded = Jagged.from_rows(seen_items).to(queries.device)
-    positions = target_positions(queries, encoder, torch.from_numpy(targets).to(queries.device), excluded).tolist()
-    scores, rows = top_k(queries, encoder, k, excluded)
+    excluded = Jagged.from_rows(seen_items).to(found_scores.device)
+    positions = target_positions(found_scores, torch.from_numpy(targets).to(found_scores.device), excluded).tolist()
+    scores, rows = top_k(found_scores, k, excluded)
 
     samples = []
     for index, event in enumerate(events):

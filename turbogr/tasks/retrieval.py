@@ -17,6 +17,7 @@ from turbogr.evaluation.evaluator import Evaluation, baseline_metrics, evaluate
 from turbogr.evaluation.metric_info import MetricInfo
 from turbogr.evaluation.metrics import DEFAULT_KS, REPEATED, describe_metrics, extra_metrics
 from turbogr.evaluation.sample_users import sample_users
+from turbogr.evaluation.scorer import ModelScorer
 from turbogr.models import RetrievalModel
 from turbogr.models.flops import nominal_flops, strict_flops
 from turbogr.models.table_encoder import TableEncoder
@@ -142,9 +143,13 @@ class RetrievalTask(Task):
         return self.objective.needs_step_targets
 
     def encoder(self, tables: Mapping[str, Tensor]) -> TableEncoder:
-        """Return the model with its whole tables, for evaluation and recommendation."""
+        """Return the model with its whole tables, as vectors of users and items."""
         by_feature = {feature.name: tables[feature.table] for feature in self.features}
         return TableEncoder(self.model, tables[ITEM], features=by_feature, columns=self.columns)
+
+    def scorer(self, tables: Mapping[str, Tensor]) -> ModelScorer:
+        """Return the model with its whole tables, for evaluation and recommendation."""
+        return ModelScorer(self.encoder(tables), self.model.max_len)
 
     def evaluate(
         self,
@@ -162,11 +167,10 @@ class RetrievalTask(Task):
     ) -> Evaluation:
         """As `Task.evaluate`; `batch_size` replaces that of the config, `filter_last` is that of the evaluator."""
         return evaluate(
-            self.encoder(tables),
+            self.scorer(tables),
             store,
             split,
             part,
-            max_len=self.model.max_len,
             batch_size=batch_size or self.config.evaluate.batch_size,
             filter_last=filter_last,
             progress=progress,
@@ -190,9 +194,7 @@ class RetrievalTask(Task):
 
     def samples(self, tables: Mapping[str, Tensor], store: Store, split: Split, part: str) -> dict[str, Any]:
         filter_seen = self.config.evaluate.filter_seen
-        return sample_users(
-            self.encoder(tables), store, split, part, max_len=self.model.max_len, filter_seen=filter_seen
-        )
+        return sample_users(self.scorer(tables), store, split, part, filter_seen=filter_seen)
 
     def _options(self, final: bool) -> dict[str, Any]:
         config = self.config.evaluate
