@@ -277,6 +277,21 @@ def test_users_who_have_seen_everything_are_counted(tmp_path: Path) -> None:
     assert sum(some.num_empty for some in recommender.recommend_users(k=2, filter_seen=False)) == 0
 
 
+def test_seen_items_are_recommended_as_they_were_measured_unless_a_call_says_otherwise(tmp_path: Path) -> None:
+    store = write_store(tmp_path / "store", [[0, 1, 2, 3], [3, 1, 2]], 5)
+    measured = {
+        filter_seen: Recommender(ModelScorer(TimeEncoder(5), MAX_LEN), store, Split.of(store), filter_seen=filter_seen)
+        for filter_seen in (True, False)
+    }
+    history = [("item-000", 1), ("item-001", 2)]
+    for given, by_default in ((None, 3), (True, 3), (False, 5)):
+        assert len(measured[True].recommend([history], k=5, filter_seen=given)[0]) == by_default
+        assert len(lists_of(measured[True], k=5, filter_seen=given)[100]) == (1 if by_default == 3 else 5)
+    for given, by_default in ((None, 5), (True, 3), (False, 5)):
+        assert len(measured[False].recommend([history], k=5, filter_seen=given)[0]) == by_default
+        assert len(lists_of(measured[False], k=5, filter_seen=given)[100]) == (1 if by_default == 3 else 5)
+
+
 def test_load_is_at_the_top_of_the_package_and_costs_nothing_until_used() -> None:
     script = (
         "import sys, turbogr; assert 'torch' not in sys.modules; assert turbogr.load.__module__ == 'turbogr.recommend'"

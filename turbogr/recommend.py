@@ -44,7 +44,8 @@ def load(
 ) -> Recommender:
     """Load a trained run to recommend from; see `open_run` for the arguments and what it raises."""
     opened = open_run(run, data=data, which=which, plugins=plugins)
-    return Recommender(ModelScorer(opened.encoder, opened.max_len), opened.store, opened.split)
+    scorer = ModelScorer(opened.encoder, opened.max_len)
+    return Recommender(scorer, opened.store, opened.split, filter_seen=opened.config.evaluate.filter_seen)
 
 
 @dataclass(frozen=True)
@@ -73,34 +74,40 @@ class Recommendations:
 
 
 class Recommender:
-    """Recommends from the whole catalogue, exactly; of items with equal scores the smaller row comes first."""
+    """Recommends from the whole catalogue, exactly; of items with equal scores the smaller row comes first.
 
-    def __init__(self, scorer: ModelScorer, store: Store, split: Split) -> None:
+    `filter_seen` is whether items of the history are left out where a call does not say so; for a loaded run, whether
+    they were left out when it was measured.
+    """
+
+    def __init__(self, scorer: ModelScorer, store: Store, split: Split, *, filter_seen: bool = True) -> None:
         assert scorer.num_items == store.num_items, f"{scorer.num_items} scores for {store.num_items} items"
-        self.scorer, self.store, self.split = scorer, store, split
+        self.scorer, self.store, self.split, self.filter_seen = scorer, store, split, filter_seen
 
     def recommend(
         self,
         histories: Iterable[History],
         k: int = 10,
         *,
-        filter_seen: bool = True,
+        filter_seen: bool | None = None,
         at: Time | Sequence[Time] | None = None,
         unknown: Unknown = "warn",
     ) -> list[list[tuple[Any, float]]]:
         """Return the k best (raw item, score) for each history, best first, fewer if the catalogue has no more.
 
         A history is a sequence of (raw item, time) in any order; its user need not have been in training. Times are
-        seconds since 1970 or datetimes (UTC unless they say otherwise). The model reads the last `max_len` events; with
-        `filter_seen`, none of the history's items is recommended. `at` is the time of the request, one for all or one
-        per history; by default that of the history's last event. Items that the model does not know are left out, with
-        a warning (unknown="warn") or silently ("skip"), or are an error ("raise").
+        seconds since 1970 or datetimes (UTC unless they say otherwise). The model reads the last `max_len` events. With
+        `filter_seen`, none of the history's items is recommended; None does what the run's metrics measured. `at` is
+        the time of the request, one for all or one per history; by default that of the history's last event. Items that
+        the model does not know are left out, with a warning (unknown="warn") or silently ("skip"), or are an error
+        ("raise").
 
         Raises:
             UserError: a history or a time that cannot be read, a request before the history's last event, a k below 1,
                 or an unknown item with unknown="raise".
         """
         _check_k(k)
+        filter_seen = self.filter_seen if filter_seen is None else filter_seen
         read = read_histories(histories, at, self.store, unknown)
         lists: list[list[tuple[Any, float]]] = [[] for _ in read.items]
         empty = [place for place, items in enumerate(read.items) if not len(items)]
@@ -131,7 +138,7 @@ class Recommender:
         user_ids: Sequence[Any] | NDArray[Any] | None = None,
         k: int = 10,
         *,
-        filter_seen: bool = True,
+        filter_seen: bool | None = None,
         at: Time | None = None,
         unknown: Unknown = "raise",
         batch_size: int | None = None,
@@ -147,6 +154,7 @@ class Recommender:
                 before a user's last event.
         """
         _check_k(k)
+        filter_seen = self.filter_seen if filter_seen is None else filter_seen
         users = np.arange(self.store.num_users) if user_ids is None else self._known_users(user_ids, unknown)
         request_time = None if at is None else seconds_of(at, "at")
         batch_size = batch_size or self.scorer.batch_size

@@ -266,6 +266,34 @@ def test_users_who_have_seen_everything_are_counted(
     assert "no row" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("filter_seen", [True, False])
+def test_recommend_delivers_what_was_measured(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture, filter_seen: bool
+) -> None:
+    settings = yaml.safe_load((run / "config.yaml").read_text())
+    settings["evaluate"]["filter_seen"] = filter_seen
+    (run / "config.yaml").write_text(yaml.safe_dump(settings))
+    store = open_run(run).store
+    had = {100 + user: set(_items_of(store, user)) for user in range(NUM_USERS)}
+
+    def seen_in_lists(*options: str) -> bool:
+        out = tmp_path / "lists.jsonl"
+        assert cli.main(["recommend", str(run), "--k", "20", "--out", str(out), *options]) == 0
+        rows = map(json.loads, out.read_text().splitlines())
+        return any(row["item_id"] in had[row["user_id"]] for row in rows)
+
+    assert load(run).filter_seen == filter_seen
+    assert seen_in_lists() == (not filter_seen)
+    assert seen_in_lists("--include-seen")
+    assert not seen_in_lists("--exclude-seen")
+    assert cli.main(["recommend", str(run), "--out", "x.csv", "--include-seen", "--exclude-seen"]) == 2
+    assert "not allowed with" in capsys.readouterr().err
+
+
+def _items_of(store: Store, user: int) -> list[str]:
+    return [f"item-{item:03d}" for item in store.items[store.offsets[user] : store.offsets[user + 1]]]
+
+
 @pytest.mark.parametrize("name", ["reference", "auto"])
 def test_a_run_is_opened_with_the_backend_it_was_trained_with(run: Path, name: str) -> None:
     config = yaml.safe_load((run / "config.yaml").read_text())

@@ -47,7 +47,17 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("--user-column", metavar="NAME", help="the user column of the file of users")
     parser.add_argument("--skip-unknown", action="store_true", help="leave out users that the store does not have")
-    parser.add_argument("--include-seen", action="store_true", help="also recommend items of the user's history")
+    seen = parser.add_mutually_exclusive_group()
+    seen.add_argument(
+        "--include-seen",
+        action="store_false",
+        dest="filter_seen",
+        default=None,
+        help="also recommend items of the user's history (default: as the run's metrics were measured)",
+    )
+    seen.add_argument(
+        "--exclude-seen", action="store_true", dest="filter_seen", default=None, help="only items that are new to them"
+    )
     parser.add_argument("--at", metavar="TIME", help="time of the request, e.g. 2024-05-01T12:00 (default: last event)")
     parser.add_argument("--data", metavar="DIR", type=Path, help="the store of the run, if it was moved")
     parser.add_argument("--which", choices=["best", "last"], default="best", help="checkpoint (default: %(default)s)")
@@ -78,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
         lists = recommender.recommend_users(
             users,
             args.k,
-            filter_seen=not args.include_seen,
+            filter_seen=args.filter_seen,
             at=args.at,
             unknown="warn" if args.skip_unknown else "raise",
             batch_size=args.batch_size,
