@@ -22,10 +22,11 @@ from turbogr.config import (
     dump_config,
     flat_config,
     load_config,
+    load_run_config,
     parse,
     resolve,
 )
-from turbogr.errors import UserError
+from turbogr.errors import Note, UserError
 from turbogr.ops.jagged_attention import MAX_TIME_WEIGHTS
 
 
@@ -315,3 +316,21 @@ def test_hard_negatives_go_with_as_much_ahead_as_their_delay(overrides: list[str
     recipe.write_text("model: {name: hstu}\n")
     config = load_config(recipe, ["loss.sampler=mixture", "loss.shares=[0.5,0,0,0.5]", *overrides])
     assert all(config.pipeline.depth_on(num_ranks) <= HARD_DELAY for num_ranks in (1, 2))
+
+
+def test_a_key_of_an_earlier_release_works_with_a_note(recipe):
+    old = recipe("parallel: {wire: fp16}")
+    with pytest.warns(Note, match=r"parallel\.wire is now parallel\.row_precision; the old name still works") as noted:
+        assert load_config(old).parallel.row_precision == "fp16"
+    assert len(noted) == 1
+    new = recipe("parallel: {row_precision: fp16}")
+    with pytest.warns(Note, match=r"parallel\.wire is now"):
+        assert load_config(new, ["parallel.wire=bf16"]).parallel.row_precision == "bf16"
+    with pytest.raises(UserError, match=r"has both parallel\.wire and parallel\.row_precision.*remove parallel\.wire"):
+        load_config(recipe("parallel: {wire: fp16, row_precision: fp32}"))
+
+
+def test_a_stored_run_has_old_keys_without_a_note(recipe, tmp_path, recwarn):
+    recipe("parallel: {wire: fp16}").rename(tmp_path / "config.yaml")
+    assert load_run_config(tmp_path).parallel.row_precision == "fp16"
+    assert not recwarn.list

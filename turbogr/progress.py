@@ -1,4 +1,4 @@
-"""Where a run stands: everything but tensors that is needed to go on as if nothing had happened."""
+"""How far a run has come: everything but tensors that is needed to resume it exactly."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def test_half_precision_messages_change_the_loss_little(
     precision: str, bound: float, alone: dict[str, Any], store_path: Path, tmp_path: Path
 ) -> None:
     """Measured: the loss moves by less than the rounding of a row, replicas stay equal, and it is not fp32."""
-    results = run_ranks(4, train_both_optimizers, _config(wire=precision), store_path, tmp_path, 2, _STEPS)
+    results = run_ranks(4, train_both_optimizers, _config(row_precision=precision), store_path, tmp_path, 2, _STEPS)
     for optimizer, one in alone.items():
         many = [result[optimizer] for result in results]
         losses, exact = np.array(many[0]["losses"])[:, 0], np.array(one["losses"])[:, 0]

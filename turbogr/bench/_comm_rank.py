@@ -86,7 +86,7 @@ def measure_meshes(world: World, options: dict[str, Any]) -> dict[str, Any]:
 
 def _stepper(world: World, options: dict[str, Any], groups: int, precision: row_encoding.Precision) -> Stepper:
     mesh = Mesh.build(world, choose_mesh(world.size, world.local_size, groups=groups), "cpu")
-    return make_stepper(options, mesh, ParallelConfig(wire=precision))
+    return make_stepper(options, mesh, ParallelConfig(row_precision=precision))
 
 
 def _train(stepper: Stepper, batch: Batch, step: int) -> RowGradients:

@@ -1,6 +1,7 @@
 """Strict, frozen configs: schema (what there is), load (from and to YAML), resolve (what follows from the data)."""
 
 from turbogr.config.load import (
+    current_key,
     dump_config,
     flat_config,
     load_config,
@@ -44,6 +45,7 @@ __all__ = [
     "TableConfig",
     "TrainConfig",
     "convert",
+    "current_key",
     "dump_config",
     "flat_config",
     "load_config",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,10 @@ import yaml
 from turbogr import plugins as registry
 from turbogr.config.schema import Config
 from turbogr.config.values import as_mapping, convert, parse, plain, read_value
-from turbogr.errors import UserError, did_you_mean
+from turbogr.errors import Note, UserError, did_you_mean
+
+RENAMED = {"parallel.wire": "parallel.row_precision"}
+"""Keys of earlier releases and what they are called now; recipes and `--set` may still use them."""
 
 _KEYS = [f.name for f in dataclasses.fields(Config) if not f.metadata.get("derived")]
 
@@ -30,7 +34,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = (), *, plugins: Seq
             plug-in that cannot be imported.
     """
     path = Path(path)
-    tree = _read_tree(path, overrides)
+    tree = _read_tree(path, overrides, note_renamed=True)
     given = registry.load_plugins(plugins)
     named = registry.load_plugins(_named_plugins(tree, str(path)), base=path.parent)
     tree["plugins"] = list(dict.fromkeys([*named, *given]))
@@ -44,7 +48,7 @@ def load_run_config(run: str | Path) -> Config:
         UserError: as `load_config`, or a component of a plug-in that is neither installed nor loaded already.
     """
     path = Path(run) / "config.yaml"
-    tree = _read_tree(path, ())
+    tree = _read_tree(path, (), note_renamed=False)
     stored = _named_plugins(tree, str(path))
     registry.ensure(_chosen_in(tree), run=run, stored=stored, recorded=_recorded(Path(run)))
     return _checked(tree, str(path))
@@ -70,6 +74,11 @@ def flat_config(config: Config) -> dict[str, Any]:
     options = tree.pop("options")
     add("", {**tree, **options})
     return settings
+
+
+def current_key(key: str) -> str:
+    """Return what a setting is called now; `key` may be its name of an earlier release."""
+    return RENAMED.get(key, key)
 
 
 def with_plugins(config: Config, plugins: Sequence[str | Path]) -> Config:
@@ -118,7 +127,8 @@ def _checked(tree: Mapping[str, Any], where: str) -> Config:
     return config
 
 
-def _read_tree(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
+def _read_tree(path: Path, overrides: Sequence[str], *, note_renamed: bool) -> dict[str, Any]:
+    """Read a recipe with overrides. A stored run may have old keys without a note: its user cannot change them."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -130,14 +140,33 @@ def _read_tree(path: Path, overrides: Sequence[str]) -> dict[str, Any]:
     tree = as_mapping({} if raw is None else raw, str(path))
     if tree.get("parallel") == "auto":
         tree["parallel"] = {}
+    renamed = _rename_keys(tree, str(path))
     for override in overrides:
-        _apply_override(tree, override)
+        renamed += _apply_override(tree, override)
+    for old in dict.fromkeys(renamed if note_renamed else []):
+        warnings.warn(f"{old} is now {current_key(old)}; the old name still works", Note, stacklevel=3)
     return tree
 
 
-def _apply_override(tree: dict[str, Any], override: str) -> None:
+def _rename_keys(tree: Mapping[str, Any], where: str) -> list[str]:
+    """Give the keys of earlier releases their names of today, in place; return those found."""
+    found = []
+    for old, new in RENAMED.items():
+        (section, key), (_, current) = old.split("."), new.split(".")
+        settings = tree.get(section)
+        if isinstance(settings, dict) and key in settings:
+            if current in settings:
+                raise UserError(f"{where} has both {old} and {new}, which is its name now; remove {old}")
+            settings[current] = settings.pop(key)
+            found.append(old)
+    return found
+
+
+def _apply_override(tree: dict[str, Any], override: str) -> list[str]:
+    """Set a value in place; return its key if that is one of an earlier release."""
     path, equals, text = override.partition("=")
-    keys = path.strip().split(".")
+    given = path.strip()
+    keys = current_key(given).split(".")
     if not equals or not all(keys):
         raise UserError(f"cannot read the override '{override}'; write it as section.key=value, e.g. train.epochs=5")
     node: Any = tree
@@ -148,6 +177,7 @@ def _apply_override(tree: dict[str, Any], override: str) -> None:
         if not isinstance(node, dict):
             raise UserError(f"cannot set '{path}': '{key}' is a value, not a section")
     node[keys[-1]] = read_value(text, override)
+    return [given] if given in RENAMED else []
 
 
 def _named_plugins(tree: Mapping[str, Any], where: str) -> list[str]:

@@ -114,12 +114,13 @@ class LossConfig:
     in-batch and hard, which add up to 1; hard are the `hard_size` items closest to the target, looked up every
     `hard_every` steps and used from 64 steps later.
 
-    With `expansion` k each position counts k · num_negatives. `sharing: group` lets k consecutive positions draw that
-    many together, `positions` adds negatives of the sequence's other positions, `logits` adds those positions' logits.
+    With `expansion` k each position is compared with k · num_negatives items. `sharing` says where they come from:
+    `group`: k consecutive positions draw that many together; `positions`: a position takes the others from positions
+    of its sequence; `logits`: it takes those positions' logits.
 
-    `precision` is that of the negatives' vectors. `segment_mb` computes the loss in segments of positions that take
-    about so many megabytes besides the rows, however many negatives there are (unset: in one piece); beside a single
-    accelerator the item table then lives in host memory.
+    `precision` is that of the negatives' vectors. `segment_mb` computes the loss in segments of positions, whose memory
+    besides the rows is about that many megabytes for any number of negatives (unset: in one piece). With a single
+    accelerator the item table is then in host memory.
     """
 
     name: str = field(default="sampled-softmax", metadata={"kind": "loss"})
@@ -324,9 +325,10 @@ class ParallelConfig:
 
     `groups` × `members` is the number of ranks: each group holds the whole item table, sharded over its members. Unset
     follows from the topology: the ranks of one machine form a group, or those of as few machines as hold the table.
-    `wire` is the precision in which item vectors and their gradients are sent. Every `check_every` steps copies of the
-    same weights are compared (unset: never). A rank that sends no heartbeat for `timeout` seconds, because its process
-    is stopped or its machine is gone, is named and ends the job (unset: never); one that crashes ends it at once.
+    `row_precision` is the precision in which rows of tables and their gradients are sent. Every `check_every` steps
+    copies of the same weights are compared (unset: never). A rank that sends no heartbeat for `timeout` seconds,
+    because its process is stopped or its machine is gone, is named and ends the job (unset: never); one that crashes
+    ends it at once.
 
     `balance` says how ranks share the sequences of a batch: `none` equally many each, `token-budget` (with
     `data.batch_tokens`) equally many tokens, `reallocate` equal cost; `auto` chooses by the lengths. It changes the
@@ -336,7 +338,7 @@ class ParallelConfig:
 
     groups: int | None = None
     members: int | None = None
-    wire: Literal["fp32", "fp16", "bf16"] = "fp32"
+    row_precision: Literal["fp32", "fp16", "bf16"] = "fp32"
     check_every: int | None = 100
     timeout: float | None = 60.0
     balance: Literal["auto", "none", "token-budget", "reallocate"] = "auto"
@@ -359,9 +361,9 @@ class PipelineConfig:
 
     `mode` decides what look-ups in the item table see: in `sync` every earlier update; in `semi_async` all but those of
     the last `staleness` batches; in `exact_overlap` every earlier update again, with the same weights as `sync`, by
-    holding back only the rows that consecutive batches share. `depth` is how many batches are in flight, from being
-    loaded to being learnt (unset: 1, nothing early, for `sync` on one rank, else 6, and of `semi_async` staleness + 2
-    if that is more).
+    delaying only the rows that consecutive batches share. `depth` is how many batches are in progress, from loading to
+    update. Unset it is 6 (in `semi_async` at least staleness + 2), and 1 for `sync` on one rank, where nothing runs
+    early.
     """
 
     mode: Literal["sync", "semi_async", "exact_overlap"] = "sync"

@@ -1,4 +1,4 @@
-"""Writing a store: columns that grow in a folder beside the target, which is renamed into place as the last act.
+"""Writing a store: columns that grow in a folder beside the target, which is renamed into place at the end.
 
 So a reader never sees half a store, and a writer that fails leaves the target as it was.
 """

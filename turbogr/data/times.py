@@ -21,7 +21,7 @@ _ISO = re.compile(
 
 
 def parse_time(text: str) -> int | None:
-    """Read a time as whole seconds since 1970; None where the text is none.
+    """Read a time as whole seconds since 1970; None if the text is not a time.
 
     It is a number of seconds, or an ISO 8601 date or time, UTC unless it names a zone.
     """

@@ -1,9 +1,10 @@
 """Drawing from a fixed distribution in constant time: the alias method.
 
-Of V equally likely cells, cell i gives item i with its threshold's probability and else its alias. Items less likely
-than a cell take the rest of theirs from one that is more likely. Laid end to end on a line, what the unlikely miss and
-what the likely have too much are equally long; an unlikely item's alias is the likely one over which its piece begins,
-and a likely one that gives away more than it has too much takes the rest from the next. So the table needs no loop.
+There are V equally likely cells. Cell i gives item i with probability `threshold[i]`, else its alias, another item. An
+item that is less likely than 1 / V has a *deficit*: its cell gives the rest to its alias, an item that is more likely
+and has a *surplus*. All deficits add up to all surpluses. Lay the deficits end to end on one line and the surpluses on
+another: the alias of an item is the one whose surplus lies where its deficit begins. An item that gives away more than
+its surplus takes the difference from the next item with a surplus. So the table is built without a loop over items.
 """
 
 from __future__ import annotations

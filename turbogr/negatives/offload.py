@@ -1,12 +1,14 @@
 """The loss in segments of positions: the vectors of one or two segments are on the device, never all of them.
 
-Rows stay where they are, in host memory. A worker finds the distinct rows of the next segment and brings them over as
-unit vectors while this one is scored, forward and backward; gradients go back and are added in the order of the
-segments. So the memory of the device depends on the budget and not on the number of negatives, and the result is that
-of the loss in one piece up to the order of sums. On a CPU the device is the same memory, segments take turns, and the
-budget bounds what comes on top of the rows; and where it holds a copy of them all in the negatives' precision, nothing
-has to be brought: the compiled operator goes over the rows itself, in portions. The reference operator does not: it
-builds a vector for every pair of a position and a negative, so its segments are smaller.
+Rows stay in host memory. While one segment is scored, a worker finds the distinct rows of the next segment and copies
+them to the device as unit vectors, in the forward and in the backward pass. Gradients are copied back and added in the
+order of the segments. So the memory of the device depends on the budget, not on the number of negatives, and the result
+is that of the loss in one piece, up to the order of sums.
+
+On a CPU the device is the host. Segments are scored one after another, and the budget limits the memory besides the
+rows. If a copy of all rows in the negatives' precision fits into the budget, there are no segments: the compiled
+operator reads the rows itself, in portions. The reference operator builds a vector for every pair of a position and a
+negative, so its segments are smaller.
 """
 
 from __future__ import annotations

@@ -342,7 +342,7 @@ def sum_blocks(values: Tensor, index: Tensor, sizes: list[int], num_rows: int) -
 
 
 def _reordered(index: Tensor, order: Tensor) -> Tensor:
-    """Return `index` [n] into what x[order] has become, where it was an index into x; int32 as `unique_rows` has it."""
+    """Turn `index` [n] into x into the index of the same elements in x[order]; int32, as `unique_rows` returns it."""
     places = torch.empty(order.shape, dtype=torch.int32, device=order.device)
     places[order] = torch.arange(order.numel(), dtype=torch.int32, device=order.device)
     return places.index_select(0, index)
@@ -367,7 +367,7 @@ def _gather_equal(values: Tensor, size: int, ranks: Any) -> Tensor:
 
 
 def _padded(values: Tensor, room: int) -> Tensor:
-    """Return `values` [n, ...] with whatever rows behind them, [room, ...]."""
+    """Return `values` [n, ...] followed by rows of any content, [room, ...]."""
     if values.shape[0] == room:
         return values
     larger = values.new_zeros(room, *values.shape[1:])

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from turbogr.config import Config, load_config
+from turbogr.config import Config, current_key, load_config
 from turbogr.data.store import Store
 from turbogr.errors import UserError
 from turbogr.sweep.grid import Cell
@@ -78,7 +78,7 @@ def misplaced(cells: Sequence[Cell], data: Path, out: Path, overrides: Sequence[
 
 def _given(overrides: Sequence[str]) -> set[str]:
     """Return the keys that are given a value other than null; a null value follows from other settings."""
-    values = {key.strip(): value for key, _, value in (override.partition("=") for override in overrides)}
+    values = {current_key(key.strip()): value for key, _, value in (override.partition("=") for override in overrides)}
     return {key for key, value in values.items() if yaml.safe_load(value) is not None}
 
 

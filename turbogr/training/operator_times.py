@@ -1,8 +1,8 @@
 """Where the time of a training step goes, by operator.
 
-Every operator that PyTorch runs passes through a dispatch mode, which holds a clock to it. That costs some microseconds
-a call, needs nothing to be installed and prints nothing; the matrix products inside one of our operators count as that
-operator's. Times on an accelerator would be those of launching, so only steps on a CPU are worth profiling.
+Every operator that PyTorch runs passes through a dispatch mode, which times it. That costs some microseconds a call,
+needs nothing to be installed and prints nothing. The matrix products inside one of our operators count as that
+operator's time. On an accelerator the times would be those of launching, so only steps on a CPU are profiled.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SHOWN = 12
 
 
 class Profiler:
-    """Times what runs inside `with profiler:`, as often as one likes."""
+    """Times what runs inside `with profiler:`, any number of times."""
 
     def __init__(self) -> None:
         self.steps = 0

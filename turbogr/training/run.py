@@ -186,7 +186,7 @@ def _build(start: _Start, world: World) -> tuple[Trainer, dict[str, Any]]:
             "groups": mesh.groups,
             "members": mesh.members,
             "why": mesh_size.reason,
-            "wire": config.parallel.wire,
+            "row_precision": config.parallel.row_precision,
             "balance": trainer.loader.balance if world.size > 1 else None,
         },
     }

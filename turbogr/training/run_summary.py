@@ -1,4 +1,4 @@
-"""The end of a run in one file: summary.json, what the best checkpoint is worth and what it cost."""
+"""summary.json, written when a run ends: metrics of the best checkpoint, baselines, time, throughput and memory."""
 
 from __future__ import annotations
 

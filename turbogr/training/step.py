@@ -82,7 +82,7 @@ class Stepper:
     def _make_table(self) -> MakeTable:
         if self.mesh.world.size == 1:
             return partial(LocalTable, device=self.table_device)
-        return partial(ShardedTable, mesh=self.mesh, device=self.device, precision=self.config.parallel.wire)
+        return partial(ShardedTable, mesh=self.mesh, device=self.device, precision=self.config.parallel.row_precision)
 
     def load(self, loader: Loader, position: Mapping[str, int], step: int) -> Batch:
         """Read the batch at a position of the loader, draw what its loss needs, and move it to the device.

@@ -1,7 +1,7 @@
 """The training loop of one run, on one rank or many.
 
 A step fetches the rows that the batch needs, computes loss and gradients, checks that all is finite, and updates
-(`step.py`). What of it may run early is the executor's business (`pipeline/`). A step is a function of (config, data,
+(`step.py`). The executor decides which of these stages run early (`pipeline/`). A step is a function of (config, data,
 step), so a run that is interrupted anywhere and resumed ends with the same weights as one that was not. With many ranks
 each runs this same loop on its part of every batch, and all decisions rest on values that are equal on all of them.
 """
