@@ -58,7 +58,7 @@ setup: $(DEV)
 demo: $(PACKAGE)
 	@if [ -d $(DEMO)/data ]; then echo "$(DEMO)/data exists already"; else \
 		mkdir -p $(DEMO) && $(BIN)/turbogr prepare synthetic --out $(DEMO)/data; fi
-	@$(BIN)/turbogr train recipes/quickstart.yaml --data $(DEMO)/data --out $(DEMO)/run --resume
+	@$(BIN)/turbogr train quickstart --data $(DEMO)/data --out $(DEMO)/run --resume
 	@$(BIN)/turbogr recommend $(DEMO)/run --k 10 --out $(DEMO)/recommendations.csv
 	@$(BIN)/turbogr evaluate $(DEMO)/run
 	@$(BIN)/turbogr report $(DEMO)/run

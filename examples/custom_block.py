@@ -52,9 +52,9 @@ class ConvBlock(Block):
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
-        recipe, data = Path(__file__).parents[1] / "recipes/quickstart.yaml", Path(folder, "data")
+        data = Path(folder, "data")
         turbogr.prepare("synthetic", [], data, num_users=600, num_items=300)
         for block in ("hstu", "conv"):
             run, settings = Path(folder, block), [f"model.name={block}", "train.epochs=5"]
-            turbogr.train(recipe, data, run, overrides=settings, plugins=[__file__])
+            turbogr.train("quickstart", data, run, overrides=settings, plugins=[__file__])
             print(f"{block:5} hr@10 {turbogr.evaluate(run, plugins=[__file__]).metrics['hr@10']:.4f}")

@@ -38,9 +38,9 @@ class SessionMask(Mask):
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
-        recipe, data = Path(__file__).parents[1] / "recipes/quickstart.yaml", Path(folder, "data")
+        data = Path(folder, "data")
         turbogr.prepare("synthetic", [], data, num_users=600, num_items=300)
         for mask in ("causal", "session"):
             run, settings = Path(folder, mask), [f"model.mask={mask}", "train.epochs=5"]
-            turbogr.train(recipe, data, run, overrides=settings, plugins=[__file__])
+            turbogr.train("quickstart", data, run, overrides=settings, plugins=[__file__])
             print(f"{mask:8} hr@10 {turbogr.evaluate(run, plugins=[__file__]).metrics['hr@10']:.4f}")

@@ -17,8 +17,6 @@ from pathlib import Path
 import turbogr
 from turbogr.plugins import register
 
-RECIPE = Path(__file__).parents[1] / "recipes" / "quickstart.yaml"
-
 
 @dataclass(frozen=True)
 class SessionOptions:
@@ -55,6 +53,6 @@ if __name__ == "__main__":
         folder = Path(name)
         write_log(folder / "sessions.log")
         store = turbogr.prepare("sessions", [folder / "sessions.log"], folder / "data", separator=">")
-        turbogr.train(RECIPE, store.path, folder / "run", overrides=["train.epochs=10", "model.dim=32"])
+        turbogr.train("quickstart", store.path, folder / "run", overrides=["train.epochs=10", "model.dim=32"])
         for metric, value in turbogr.evaluate(folder / "run").metrics.items():
             print(f"{metric:8} {value:.4f}")

@@ -125,7 +125,7 @@ def test_as_many_time_buckets_are_allowed_as_attention_serves(recipe):
 
 
 def test_a_recipe_that_cannot_be_read(tmp_path):
-    with pytest.raises(UserError, match=r"cannot read the recipe .*missing.yaml: No such file"):
+    with pytest.raises(UserError, match=r"cannot read the recipe .*missing.yaml: there is no such file"):
         load_config(tmp_path / "missing.yaml")
     with pytest.raises(UserError, match="cannot read the recipe"):
         load_config(tmp_path)

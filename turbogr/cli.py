@@ -31,6 +31,7 @@ COMMANDS = {
     "prepare": "turn an interaction log into a prepared store",
     "inspect": "show what a prepared store contains",
     "train": "train a model on a prepared store",
+    "recipes": "list the recipes; print or copy one",
     "sweep": "train recipes over a grid of settings and compare the runs",
     "evaluate": "measure a trained run on its held-out items",
     "recommend": "write the recommendations of a trained run",

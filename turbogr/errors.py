@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
+
+_MOST_SUGGESTED = 3
 
 
 class UserError(ValueError):
@@ -37,6 +39,60 @@ def excerpt(text: str, longest: int = 60) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Return " Did you mean 'x'?" for the known name closest to `name`, or "" when none is close."""
-    close = difflib.get_close_matches(str(name), [str(k) for k in known], n=1, cutoff=0.5)
-    return f" Did you mean '{close[0]}'?" if close else ""
+    """Return " Did you mean 'x'?" for the known names that `name` is most likely meant to be, or "" if none is."""
+    found = nearest_names(str(name), [str(k) for k in known])
+    return f" Did you mean {' or '.join(repr(each) for each in found)}?" if found else ""
+
+
+def nearest_names(name: str, known: Sequence[str]) -> list[str]:
+    """Return up to three known names that `name` may be meant to be, likeliest first; none rather than a wild guess.
+
+    Those that differ in a few letters only, else those whose words begin like the words of `name` or the other way
+    round: `--min-events` may be `--min-user-events`, and `--output` may be `--out`. Upper and lower case, - and _ are
+    the same.
+    """
+    words = _words(name)
+    text = "".join(words)
+    if not text:
+        return []
+    distances = {other: _edit_distance(text, "".join(_words(other))) for other in dict.fromkeys(known)}
+    close = min(distances.values(), default=len(text))
+    if close <= _most_typos(text):
+        return [other for other, distance in distances.items() if distance == close][:_MOST_SUGGESTED]
+    alike = [other for other in distances if _begin_alike(words, _words(other))]
+    return sorted(alike, key=lambda other: (not _begin_alike(words[:1], _words(other)[:1]), distances[other]))[
+        :_MOST_SUGGESTED
+    ]
+
+
+def _words(name: str) -> list[str]:
+    return [word for word in re.split(r"[^a-z0-9]+", name.lower()) if word]
+
+
+def _most_typos(text: str) -> int:
+    return 0 if len(text) < 3 else (len(text) + 1) // 4
+
+
+def _begin_alike(words: Sequence[str], others: Sequence[str]) -> bool:
+    """Whether all words of one name begin, or are begun by, words of the other; one of three letters at least."""
+    fewer, more = sorted((words, others), key=len)
+
+    def pair(word: str) -> str | None:
+        return next((other for other in more if other.startswith(word) or word.startswith(other)), None)
+
+    shared = [min(len(word), len(pair(word) or "")) for word in fewer]
+    return bool(shared) and min(shared) > 0 and max(shared) >= 3
+
+
+def _edit_distance(one: str, two: str) -> int:
+    """Number of letters to insert, drop, replace or swap with their neighbour to make `two` of `one`."""
+    rows = [list(range(len(two) + 1))]
+    for i, letter in enumerate(one, 1):
+        row = [i]
+        for j, other in enumerate(two, 1):
+            best = min(rows[-1][j] + 1, row[-1] + 1, rows[-1][j - 1] + (letter != other))
+            if i > 1 and j > 1 and (letter, other) == (two[j - 2], one[i - 2]):
+                best = min(best, rows[-2][j - 2] + 1)
+            row.append(best)
+        rows.append(row)
+    return rows[-1][-1]

@@ -19,7 +19,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "spread between seeds, and curves. Start it again with the same --out to continue after an interruption, to "
         "try failed runs again or to add values: finished runs stay.",
     )
-    parser.add_argument("recipes", nargs="+", metavar="RECIPE", help="YAML file")
+    parser.add_argument("recipes", nargs="+", metavar="RECIPE", help="name of a recipe, or a YAML file")
     parser.add_argument("--data", required=True, metavar="DIR", help="store written by `turbogr prepare`")
     parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="folder of all the runs")
     parser.add_argument(
@@ -55,13 +55,16 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Run the command; return its exit status."""
+    from turbogr.config import find_recipe
     from turbogr.errors import UserError
     from turbogr.files import replace_text
     from turbogr.sweep import Outcome, cells_of, check, compare, misplaced, parse_axis, parse_variant, sweep
 
     load_given_plugins(args)
     variants = [parse_variant(variant) for variant in args.variant]
-    cells = cells_of(args.recipes, [parse_axis(axis) for axis in args.grid], variants)
+    cells = cells_of(
+        [find_recipe(recipe) for recipe in args.recipes], [parse_axis(axis) for axis in args.grid], variants
+    )
     if args.dry_run:
         waiting = check(cells, Path(args.data), args.out, args.overrides, jobs=args.jobs)
         print("\n".join(f"{cell.name}  {'to do' if cell in waiting else 'finished'}" for cell in cells))

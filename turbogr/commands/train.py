@@ -16,7 +16,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         description="Train a recipe on a prepared store. Ctrl-C or SIGTERM writes a checkpoint and ends; --resume "
         "continues from there and ends with the same weights as an uninterrupted run.",
     )
-    parser.add_argument("recipe", metavar="RECIPE", help="YAML file, or the config.yaml of another run")
+    parser.add_argument(
+        "recipe",
+        metavar="RECIPE",
+        help="name of a recipe, such as quickstart (`turbogr recipes` lists them), or a YAML file",
+    )
     parser.add_argument("--data", required=True, metavar="DIR", help="store written by `turbogr prepare`")
     parser.add_argument("--out", required=True, metavar="RUN", help="run folder to write")
     parser.add_argument(

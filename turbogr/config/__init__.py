@@ -10,6 +10,7 @@ from turbogr.config.load import (
     with_options,
     with_plugins,
 )
+from turbogr.config.recipe_lookup import find_recipe, recipe_file, recipe_names, recipe_summary
 from turbogr.config.resolve import resolve
 from turbogr.config.schema import (
     HARD_DELAY,
@@ -47,12 +48,16 @@ __all__ = [
     "convert",
     "current_key",
     "dump_config",
+    "find_recipe",
     "flat_config",
     "load_config",
     "load_run_config",
     "parse",
     "parse_config",
     "read_value",
+    "recipe_file",
+    "recipe_names",
+    "recipe_summary",
     "resolve",
     "with_options",
     "with_plugins",

@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from turbogr import plugins as registry
+from turbogr.config.recipe_lookup import find_recipe
 from turbogr.config.schema import Config
 from turbogr.config.values import as_mapping, convert, parse, plain, read_value
 from turbogr.errors import Note, UserError, did_you_mean
@@ -25,15 +26,16 @@ _KEYS = [f.name for f in dataclasses.fields(Config) if not f.metadata.get("deriv
 def load_config(path: str | Path, overrides: Sequence[str] = (), *, plugins: Sequence[str | Path] = ()) -> Config:
     """Read a recipe, import its plug-ins, apply `section.key=value` overrides in order, and check the result.
 
+    `path` is that of a YAML file, or the name of an installed recipe such as "quickstart" (see `find_recipe`).
     `plugins` are imported besides those that the recipe names; paths are relative to the current folder, those in the
     recipe to the recipe's. A run's config.yaml is a recipe too: to open a run without importing the files it names, use
     `load_run_config`.
 
     Raises:
-        UserError: a file that is missing or not YAML, an unknown key, a value of the wrong type or out of range, or a
-            plug-in that cannot be imported.
+        UserError: a recipe that does not exist or is not YAML, an unknown key, a value of the wrong type or out of
+            range, or a plug-in that cannot be imported.
     """
-    path = Path(path)
+    path = find_recipe(path)
     tree = _read_tree(path, overrides, note_renamed=True)
     given = registry.load_plugins(plugins)
     named = registry.load_plugins(_named_plugins(tree, str(path)), base=path.parent)
