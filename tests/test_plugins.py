@@ -346,6 +346,23 @@ def test_an_operator_and_its_backend_are_chosen_by_name(plugin, recipe):
     assert [record["sha256"] for record in plugins.record(config.chosen())] == [plugins.sha256(path)]
 
 
+@pytest.mark.usefixtures("own_operators")
+def test_a_run_needs_the_operators_of_its_plug_ins(plugin, recipe, run):
+    path = plugin(OPERATORS)
+    config = load_config(recipe("plugins: [my_block.py]"))
+    needed = plugins.operators_of(config.plugins)
+    assert needed == [("operator", "double"), ("backend", "mine")]
+    assert plugins.operators_of([]) == []
+    folder = run(config)
+    (folder / "run.json").write_text(
+        json.dumps({"components": [{"kind": "operator", "name": "double", "origin": str(path)}]})
+    )
+    with pytest.raises(UserError, match=rf"needs the operator 'double' of the plug-in .*--plugins {path}"):
+        load_run_config(folder)
+    plugins.load_plugins([path])
+    assert load_run_config(folder) == config
+
+
 @needs_kernels
 @pytest.mark.usefixtures("own_operators")
 def test_an_operator_of_a_plug_in_needs_no_compiled_backend(plugin):

@@ -310,6 +310,17 @@ def record(needed: Iterable[tuple[str, str]]) -> list[dict[str, str | None]]:
     return [component.record() for component in found if component.origin != "turbogr"]
 
 
+def operators_of(loaded: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the operators that these plug-ins have registered, and the backends of such operators, as (kind, name).
+
+    No setting chooses them: any code may call an operator, so a run that names the plug-in needs them.
+    """
+    own = [c for c in _components.values() if any(_is_part(c.origin, plugin) for plugin in loaded)]
+    added = {c.name for c in _components.values() if c.kind == "operator"}
+    found = [c for c in own if c.kind == "operator" or (c.kind == "backend" and c.operator in added)]
+    return [(component.kind, component.name) for component in found]
+
+
 def is_installed(module: str) -> bool:
     """Whether a module belongs to an installed package: one in a site folder of this Python, not in any other."""
     try:
@@ -354,6 +365,10 @@ def _origin(module: str, file: Path | None) -> str:
         return "turbogr"
     is_plain_file = module == "__main__" or any(loaded.module == module for loaded in _loaded_files.values())
     return str(file) if is_plain_file and file is not None else module
+
+
+def _is_part(origin: str, plugin: str) -> bool:
+    return origin == plugin or (not _is_file(plugin) and origin.startswith(f"{plugin}."))
 
 
 def _is_file(plugin: str) -> bool:

@@ -52,7 +52,8 @@ def load_run_config(run: str | Path) -> Config:
     path = Path(run) / "config.yaml"
     tree = _read_tree(path, (), note_renamed=False)
     stored = _named_plugins(tree, str(path))
-    registry.ensure(_chosen_in(tree), run=run, stored=stored, recorded=_recorded(Path(run)))
+    recorded = _recorded(Path(run))
+    registry.ensure([*_chosen_in(tree), *_called(recorded)], run=run, stored=stored, recorded=recorded)
     return _checked(tree, str(path))
 
 
@@ -227,6 +228,12 @@ def _recorded(run: Path) -> list[Any]:
     except (OSError, ValueError, AttributeError):
         return []
     return found if isinstance(found, list) else []
+
+
+def _called(recorded: Sequence[Any]) -> list[tuple[str, str]]:
+    """The recorded components that no setting chooses: operators, and backends of them."""
+    records = [record for record in recorded if isinstance(record, Mapping)]
+    return [(str(r["kind"]), str(r.get("name"))) for r in records if r.get("kind") in ("operator", "backend")]
 
 
 def _tree_of(config: Config) -> dict[str, Any]:

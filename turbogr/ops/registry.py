@@ -160,7 +160,9 @@ def find_operator(name: str) -> Operator:
         UserError: there is none of that name.
     """
     if name not in _operators:
-        raise UserError(f"there is no operator '{name}'.{did_you_mean(name, _operators)}")
+        hint = did_you_mean(name, _operators)
+        remedy = "A plug-in that has it must be named by `plugins` in the recipe or by --plugins"
+        raise UserError(f"there is no operator '{name}'.{hint} {remedy}")
     return Operator(name)
 
 

@@ -32,6 +32,7 @@ from turbogr.parallel.consistency import check_same_start, check_shared_folder
 from turbogr.parallel.mesh import Mesh, MeshSize, choose_mesh
 from turbogr.parallel.world import World, connected_world, set_heartbeat_timeout
 from turbogr.plugins import find as component_of
+from turbogr.plugins import operators_of
 from turbogr.plugins import record as component_records
 from turbogr.progress import Progress
 from turbogr.runs import RunFolder
@@ -154,7 +155,7 @@ def _prepare(
     if exists:
         config = _with_stored_cost(config, run)
     record = _resumed_record(run, config, store, changes) if exists else _new_record(config, store, recipe)
-    record["components"] = component_records(config.chosen())
+    record["components"] = component_records(dict.fromkeys([*config.chosen(), *operators_of(config.plugins)]))
     task = task_class(config.task)
     record["metrics"] = [asdict(info) for info in task.describe_metrics(task.metric_names(config.evaluate, final=True))]
     record.setdefault("init_from", None if init_from is None else str(Path(init_from).resolve()))
