@@ -6,17 +6,22 @@ The other functions are re-exported by the package itself; see `turbogr/__init__
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from turbogr.evaluation.user_positions import Measured
 from turbogr.runs import Which, open_run
 from turbogr.training.checkpoint_selection import describe_checkpoint
 
 
 @dataclass(frozen=True)
 class RunEvaluation:
-    """Metrics of a run on its held-out items: `metrics`, those of the `baselines` by name, and what was measured."""
+    """Metrics of a run on its held-out items: `metrics`, those of the `baselines` by name, and what was measured.
+
+    `standard_errors` and `baseline_standard_errors` have the same form; 1.96 of them to both sides are a 95 %
+    confidence interval.
+    """
 
     part: str
     metrics: dict[str, float]
@@ -24,6 +29,8 @@ class RunEvaluation:
     num_users: int
     step: int
     protocol: str
+    standard_errors: dict[str, float] = field(default_factory=dict)
+    baseline_standard_errors: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
 def evaluate(
@@ -43,6 +50,15 @@ def evaluate(
     """
     opened = open_run(run, data=data, which=which, plugins=plugins)
     result = opened.task.evaluate(opened.tables, opened.store, opened.split, part)
-    baselines = opened.task.baselines(opened.store, opened.split, part)
+    baselines = opened.task.measure_baselines(opened.store, opened.split, part)
     protocol = f"{result.protocol}; {describe_checkpoint(opened.config, opened.split, opened.checkpoint, part)}"
-    return RunEvaluation(part, result.metrics, baselines, result.num_users, opened.checkpoint.step, protocol)
+    return RunEvaluation(
+        part,
+        result.metrics,
+        {name: system.metrics for name, system in baselines.items()},
+        result.num_users,
+        opened.checkpoint.step,
+        protocol,
+        Measured.of(result).standard_errors,
+        {name: system.standard_errors for name, system in baselines.items()},
+    )

@@ -23,12 +23,16 @@ import yaml
 
 from tests.stores import draw_histories, write_store
 from turbogr import cli, machine, ops
+from turbogr.commands.evaluate import metric_table
 from turbogr.commands.recommend import read_users
 from turbogr.config import Config, DataConfig, EvaluateConfig, LossConfig, ModelConfig, TrainConfig
 from turbogr.data.store import Store
 from turbogr.errors import UserError
 from turbogr.evaluation.evaluator import evaluate
+from turbogr.evaluation.metric_info import MetricInfo
+from turbogr.evaluation.metrics import margin
 from turbogr.evaluation.scorer import ModelScorer
+from turbogr.evaluation.user_positions import Measured, UserPositions
 from turbogr.recommend import load
 from turbogr.runs import open_run
 from turbogr.training.run import train
@@ -93,8 +97,30 @@ def test_evaluate_prints_and_writes_what_it_measured(run: Path, tmp_path: Path, 
     assert "chosen by its hr@10 on the validation items" in record["protocol"]
     assert record["protocol"] in printed
     row = next(line.split() for line in printed.splitlines() if line.startswith("hr@10"))
-    assert row[1:] == [f"{record['parts']['test'][name]['hr@10']:.4f}" for name in ("model", "popularity", "markov")]
+    systems = ("model", "popularity", "markov")
+    assert row[1::3] == [f"{record['parts']['test'][name]['hr@10']:.4f}" for name in systems]
+    errors = record["standard_errors"]["test"]
+    assert errors["model"] == result.standard_errors
+    assert row[3::3] == [f"{margin(errors[name]['hr@10'], NUM_USERS):.4f}" for name in systems]
+    assert "± is a 95 % confidence interval" in printed
+    by_user = UserPositions.read(run, "test", record["step"])
+    assert by_user is not None and list(by_user.positions) == list(systems)
+    assert np.array_equal(by_user.positions["model"], result.positions)
+    covered = record["coverage"]["test"]
+    assert covered["num_users"] == NUM_USERS and f"Coverage: {covered['num_shown']:,} of" in printed
     assert len(json.loads((run / "samples.json").read_text())["users"]) == 12
+
+
+def test_many_systems_are_printed_in_blocks_that_fit() -> None:
+    names = ["model", "popularity", "markov", "ease", "ease-recency", "item-knn", "skip-markov", "session-knn", "own"]
+    measured = {name: Measured({"hr@10": 0.1, "auc": 0.5}, {"hr@10": 0.01}) for name in names}
+    described = {name: MetricInfo(name, name) for name in ("hr@10", "auc")}
+    table = metric_table("hstu", measured, described, 100, 80)
+    assert max(map(len, table.splitlines())) <= 80
+    heads = " ".join(block.splitlines()[0] for block in table.split("\n\n")).split()
+    assert heads == ["hstu", *names[1:]]
+    assert table.count("0.1000 ± 0.0196") == table.count("0.5000") == len(names)
+    assert len(metric_table("hstu", measured, described, 100, 400).splitlines()) == 3
 
 
 def test_evaluate_keeps_the_other_part_of_the_same_checkpoint_only(run: Path, capsys: pytest.CaptureFixture) -> None:

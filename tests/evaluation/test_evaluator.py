@@ -242,12 +242,15 @@ def test_the_evaluation_file_has_the_agreed_keys(tmp_path: Path) -> None:
         epoch=1.5,
         selected_on="valid ndcg@10",
         rule={"filter_seen": True},
+        standard_errors={"test": {"model": {"hr@10": 0.01}}},
     )
     assert json.loads(path.read_text()) == {
         "step": 3,
         "epoch": 1.5,
         "selected_on": "valid ndcg@10",
         "parts": parts,
+        "standard_errors": {"test": {"model": {"hr@10": 0.01}}},
+        "coverage": {},
         "num_users": 7,
         "skipped": {},
         "rule": {"filter_seen": True},

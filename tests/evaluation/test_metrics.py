@@ -8,7 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from turbogr.evaluation.metric_info import MetricInfo
-from turbogr.evaluation.metrics import MISSED, describe_metric, describe_metrics, ranking_metrics
+from turbogr.evaluation.metrics import (
+    MISSED,
+    describe_metric,
+    describe_metrics,
+    margin,
+    paired_difference,
+    ranking_metrics,
+    standard_errors,
+    user_values,
+)
 
 position_lists = st.lists(st.integers(1, 400), min_size=1, max_size=60)
 
@@ -86,3 +95,57 @@ def test_descriptions_are_in_the_order_of_tables() -> None:
 @pytest.mark.parametrize("name", ["logloss", "hr", "hr@", "hr@0", "hr@x", "mrr@10", "HR@10", ""])
 def test_another_name_is_described_as_a_number(name: str) -> None:
     assert describe_metric(name) == MetricInfo(name, name)
+
+
+@given(st.lists(st.one_of(st.integers(1, 400), st.just(MISSED)), min_size=2, max_size=60), st.randoms())
+def test_standard_errors_are_those_of_the_values_of_the_users(positions: list[int], random: object) -> None:
+    metrics = ranking_metrics(np.array(positions))
+    errors = standard_errors(np.array(positions), [*metrics, "mean_position"])
+    assert list(errors) == list(metrics), "a metric of a plug-in has none"
+    for name, value in metrics.items():
+        values = user_values(np.array(positions), name)
+        assert values.mean() == pytest.approx(value, rel=1e-12, abs=1e-15)
+        spread = values.std(ddof=1) / math.sqrt(len(positions))
+        assert errors[name] == pytest.approx(spread, rel=1e-9, abs=1e-12)
+    random.shuffle(positions)  # type: ignore[attr-defined]
+    assert standard_errors(np.array(positions), metrics) == errors
+
+
+def test_a_hit_rate_has_the_binomial_standard_error() -> None:
+    positions = np.array([1] * 30 + [11] * 70)
+    assert standard_errors(positions, ["hr@10"])["hr@10"] == pytest.approx(math.sqrt(0.3 * 0.7 / 99))
+    assert standard_errors(np.array([3]), ["hr@10"]) == {}
+
+
+def test_a_95_percent_interval_covers_the_true_rate_about_so_often() -> None:
+    rng = np.random.default_rng(0)
+    covered = 0
+    for hits in rng.binomial(400, 0.1, size=2000):
+        positions = np.where(np.arange(400) < hits, 1, 11)
+        error = standard_errors(positions, ["hr@10"])["hr@10"]
+        covered += abs(hits / 400 - 0.1) <= margin(error, 400)
+    assert 0.92 < covered / 2000 < 0.97
+
+
+def test_no_hit_at_all_is_not_taken_for_certainty() -> None:
+    assert margin(standard_errors(np.array([50] * 60), ["hr@10"])["hr@10"], 60) == 3 / 60
+    assert margin(0.0, 2) == 1.0
+    assert margin(0.01, 100) == pytest.approx(0.0196)
+
+
+def test_a_paired_difference_is_sharper_than_the_two_intervals() -> None:
+    rng = np.random.default_rng(0)
+    others = rng.integers(1, 200, size=500)
+    positions = np.where(rng.random(500) < 0.1, np.maximum(others - 5, 1), others)
+    difference, error = paired_difference(positions, others, "mrr")
+    values, base = user_values(positions, "mrr"), user_values(others, "mrr")
+    assert difference == pytest.approx(values.mean() - base.mean())
+    assert error == pytest.approx((values - base).std(ddof=1) / math.sqrt(500))
+    assert error < standard_errors(others, ["mrr"])["mrr"]
+    assert paired_difference(others, others, "hr@10") == (0.0, 0.0)
+    assert math.isnan(paired_difference(others[:1], others[:1], "hr@10")[1])
+
+
+def test_only_the_own_metrics_have_a_value_per_user() -> None:
+    with pytest.raises(ValueError, match="mean_position"):
+        user_values(np.array([1]), "mean_position")

@@ -11,6 +11,8 @@ from turbogr.api import evaluate
 from turbogr.config import Config
 from turbogr.data.store import Store
 from turbogr.evaluation import evaluator
+from turbogr.evaluation.metrics import ranking_metrics
+from turbogr.evaluation.user_positions import UserPositions
 from turbogr.tasks.retrieval import RetrievalTask
 from turbogr.training.run import train
 
@@ -24,6 +26,16 @@ def test_the_summary_tells_what_the_best_checkpoint_is_worth(config: Config, sto
     assert all(values.items() <= found["baselines"][name].items() for name, values in measured.baselines.items())
     assert {f"{name}@{k}" for name in ("hr", "ndcg") for k in (1, 10, 50, 200)} <= found["metrics"].keys()
     assert (found["part"], found["status"], found["steps"], found["epochs"]) == ("test", "finished", 12, 3)
+    assert measured.standard_errors.items() <= found["standard_errors"].items()
+    for name, errors in measured.baseline_standard_errors.items():
+        assert errors.items() <= found["baseline_standard_errors"][name].items()
+    assert found["standard_errors"].keys() == found["metrics"].keys()
+    by_user = UserPositions.read(run, "test", found["step"])
+    assert by_user is not None and list(by_user.positions) == ["model", *found["baselines"]]
+    assert ranking_metrics(by_user.positions["model"], ks=(1, 10, 50, 200)) == found["metrics"]
+    assert 0 < found["coverage"]["num_shown"] <= found["coverage"]["num_items"] == store.num_items
+    samples = json.loads((run / "samples.json").read_text())
+    assert samples["step"] == found["step"] and samples["users"]
     assert found["selected_on"] == "valid hr@10" and found["protocol"] == measured.protocol
     assert measured.protocol.endswith(", chosen by its hr@10 on the validation items")
     assert 0 < found["mfu_strict"] < found["mfu_nominal"]
@@ -57,7 +69,7 @@ def test_an_interrupted_summary_is_made_on_resume(
             signal.raise_signal(signal.SIGTERM)
             raise evaluator.Interrupted
 
-        patch.setattr(RetrievalTask, "baselines", interrupted)
+        patch.setattr(RetrievalTask, "measure_baselines", interrupted)
         result = train(config, store.path, run)
     assert (result.status, result.signal) == ("interrupted", signal.SIGTERM)
     assert not (run / "summary.json").exists()

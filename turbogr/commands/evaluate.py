@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
+import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,7 +18,9 @@ from turbogr.errors import UserError
 from turbogr.files import check_writable, replace_text
 
 if TYPE_CHECKING:
+    from turbogr.evaluation.coverage import Coverage
     from turbogr.evaluation.metric_info import MetricInfo
+    from turbogr.evaluation.user_positions import Measured
     from turbogr.parallel.world import World
     from turbogr.runs import OpenedRun
     from turbogr.tasks.task import Measurement
@@ -28,7 +32,8 @@ def add_parser(subparsers: Any) -> None:
         "evaluate",
         help="measure a trained run on its held-out items",
         description="Measure a run on its held-out data and compare it with the baselines. Writes RUN/evaluation.json, "
-        "and examples to RUN/samples.json if the run's task has any. The metrics depend neither on the batch size nor "
+        "and examples to RUN/samples.json and results by user to RUN/positions if the run's task has any. ± is a 95 % "
+        "confidence interval of the mean over the users. The metrics depend neither on the batch size nor "
         "on the number of ranks.",
     )
     parser.add_argument("folder", metavar="RUN", type=Path, help="run folder, as written by `turbogr train`")
@@ -77,6 +82,7 @@ def _command(args: argparse.Namespace) -> list[str]:
 
 def _evaluate(args: argparse.Namespace, world: World) -> None:
     """Measure on all ranks; write and print on rank 0."""
+    from turbogr.evaluation.user_positions import Measured
     from turbogr.runs import open_run
     from turbogr.training.checkpoint_selection import describe_checkpoint
 
@@ -92,12 +98,23 @@ def _evaluate(args: argparse.Namespace, world: World) -> None:
     result = _measure(args, opened, world)
     if not world.is_first:
         return
-    measured = {"model": result.metrics, **_baselines(args, opened)}
+    measured = {"model": Measured.of(result), **_baselines(args, opened)}
     protocol = f"{result.protocol}; {describe_checkpoint(opened.config, opened.split, opened.checkpoint, args.part)}"
-    written = _write(args, opened, result, measured, protocol)
+    coverage = None
+    if args.filter_last is None:
+        coverage = opened.task.coverage(opened.tables, opened.store, opened.split, args.part)
+    written = _write(args, opened, result, measured, coverage, protocol)
     described = {info.name: info for info in opened.task.describe_metrics(result.metrics)}
-    print(_table(opened.task.model_name(opened.config), measured, described))
+    width = shutil.get_terminal_size().columns
+    print(metric_table(opened.task.model_name(opened.config), measured, described, result.num_users, width))
     print(f"\n{result.num_users:,} users. {protocol}.")
+    if any(system.standard_errors for system in measured.values()):
+        print("± is a 95 % confidence interval: how far the mean would vary with other users of the same kind.")
+    if coverage is not None:
+        print(
+            f"Coverage: {coverage.num_shown:,} of {coverage.num_items:,} items ({coverage.share:.1%}) are among the "
+            f"best {coverage.k} of at least one of {coverage.num_users:,} users."
+        )
     for reason, number in result.skipped.items():
         print(f"{number:,} users are not part of it: {reason}.")
     if written is not None:
@@ -129,7 +146,7 @@ def _check_options(opened: OpenedRun, given: Mapping[str, int]) -> None:
         raise UserError("--filter-last makes no sense for a run with evaluate.filter_seen=false; leave it out")
 
 
-def _baselines(args: argparse.Namespace, opened: OpenedRun) -> dict[str, dict[str, float]]:
+def _baselines(args: argparse.Namespace, opened: OpenedRun) -> dict[str, Measured]:
     given = {} if args.filter_last is None else {"filter_last": args.filter_last}
     with tqdm(desc="measuring the baselines", bar_format="{desc} {elapsed}", delay=2, leave=False, disable=None) as bar:
 
@@ -137,19 +154,21 @@ def _baselines(args: argparse.Namespace, opened: OpenedRun) -> dict[str, dict[st
             bar.update()
             return False
 
-        return opened.task.baselines(opened.store, opened.split, args.part, should_stop=update_bar, **given)
+        return opened.task.measure_baselines(opened.store, opened.split, args.part, should_stop=update_bar, **given)
 
 
 def _write(
     args: argparse.Namespace,
     opened: OpenedRun,
     result: Measurement,
-    measured: dict[str, dict[str, float]],
+    measured: dict[str, Measured],
+    coverage: Coverage | None,
     protocol: str,
 ) -> Path | None:
-    """Write evaluation.json and samples.json; with another filter than the run's, write to --json only."""
+    """Write evaluation.json, samples.json and positions by user; with another filter than the run's, only --json."""
     from turbogr.evaluation.evaluator import write_evaluation
     from turbogr.evaluation.sample_users import write_samples
+    from turbogr.evaluation.user_positions import UserPositions
     from turbogr.training.checkpoint_selection import selected_on
 
     standard = args.filter_last is None
@@ -162,9 +181,14 @@ def _write(
     if args.part == "valid" and "test" in earlier.get("parts", {}):
         head = {key: earlier[key] for key in head}
     rule = opened.task.rule(opened.config.evaluate)
+    metrics = {name: system.metrics for name, system in measured.items()}
+    errors = {name: system.standard_errors for name, system in measured.items() if system.standard_errors}
+    covered = {} if coverage is None else {args.part: dataclasses.asdict(coverage)}
     write_evaluation(
         target,
-        {**earlier.get("parts", {}), args.part: measured},
+        {**earlier.get("parts", {}), args.part: metrics},
+        standard_errors={**earlier.get("standard_errors", {}), args.part: errors},
+        coverage={**earlier.get("coverage", {}), **covered},
         step=opened.checkpoint.step,
         epoch=opened.checkpoint.epoch,
         selected_on=selected_on(opened.config, opened.split, opened.checkpoint),
@@ -177,22 +201,46 @@ def _write(
         replace_text(args.json, target.read_text(encoding="utf-8"))
     samples = opened.task.samples(opened.tables, opened.store, opened.split, args.part)
     if samples is not None:
-        write_samples(args.folder / "samples.json", samples)
+        write_samples(args.folder / "samples.json", {"step": opened.checkpoint.step, **samples})
+    by_user = UserPositions.of(opened.store, opened.split, args.part, opened.checkpoint.step, measured)
+    if by_user is not None:
+        by_user.write(args.folder)
     return target
 
 
-def _table(model: str, measured: dict[str, dict[str, float]], described: Mapping[str, MetricInfo]) -> str:
-    """Return the metrics as lines of text, one column per system."""
-    heads = [model if system == "model" else system for system in measured]
-    width = max(8, *(len(name) for name in measured["model"]))
-    widths = [max(12, len(head) + 2) for head in heads]
-    lines = [" " * width + "".join(f"{head:>{w}}" for head, w in zip(heads, widths, strict=True))]
-    for name in measured["model"]:
-        values = [system.get(name) for system in measured.values()]
-        texts = ["-" if value is None else f"{value:.4f}" for value in values]
-        line = f"{name:<{width}}" + "".join(f"{text:>{w}}" for text, w in zip(texts, widths, strict=True))
-        lines.append(line if described[name].higher_is_better else f"{line}  lower is better")
-    return "\n".join(lines)
+def metric_table(
+    model: str, measured: Mapping[str, Measured], described: Mapping[str, MetricInfo], num_users: int, width: int
+) -> str:
+    """Return the metrics as lines of text, one column per system; systems that do not fit follow below.
+
+    ± is the margin of a 95 % confidence interval, for metrics that have a standard error.
+    """
+    names = list(measured["model"].metrics)
+    first = max(8, *(len(name) for name in names))
+    columns = {system: _cells(found, names, num_users) for system, found in measured.items()}
+    heads = {system: model if system == "model" else system for system in measured}
+    room = 2 + max(8, *(len(text) for texts in columns.values() for text in texts), *map(len, heads.values()))
+    notes = ["" if described[name].higher_is_better else "  lower is better" for name in names]
+    at_once = max(1, (width - first) // room)
+    blocks = []
+    for begin in range(0, len(columns), at_once):
+        shown = list(columns)[begin : begin + at_once]
+        lines = [" " * first + "".join(f"{heads[system]:>{room}}" for system in shown)]
+        for place, name in enumerate(names):
+            lines.append(f"{name:<{first}}" + "".join(f"{columns[s][place]:>{room}}" for s in shown) + notes[place])
+        blocks.append("\n".join(lines))
+    return "\n\n".join(blocks)
+
+
+def _cells(measured: Measured, names: list[str], num_users: int) -> list[str]:
+    from turbogr.evaluation.metrics import margin
+
+    texts = []
+    for name in names:
+        value, error = measured.metrics.get(name), measured.standard_errors.get(name)
+        text = "-" if value is None else f"{value:.4f}"
+        texts.append(text if error is None else f"{text} ± {margin(error, num_users):.4f}")
+    return texts
 
 
 def _earlier_evaluation(path: Path, opened: OpenedRun) -> dict[str, Any]:

@@ -24,9 +24,10 @@ from turbogr.evaluation.baselines import markov_positions, popularity_positions
 from turbogr.evaluation.held_out import HeldOut
 from turbogr.evaluation.item_ranking import target_positions
 from turbogr.evaluation.job_pool import Interrupted, Step, run_jobs
-from turbogr.evaluation.metrics import DEFAULT_KS, MISSED, Metric, ranking_metrics
+from turbogr.evaluation.metrics import DEFAULT_KS, MISSED, Metric, ranking_metrics, standard_errors
 from turbogr.evaluation.scorer import Scorer, batches_of
 from turbogr.evaluation.user_histories import StoreHistories
+from turbogr.evaluation.user_positions import Measured
 from turbogr.files import replace_text
 from turbogr.jagged import Jagged
 from turbogr.parallel.world import World
@@ -36,6 +37,7 @@ __all__ = [
     "Interrupted",
     "baseline_metrics",
     "evaluate",
+    "measure_baselines",
     "write_evaluation",
 ]
 
@@ -60,6 +62,10 @@ class Evaluation:
     @property
     def num_users(self) -> int:
         return len(self.users)
+
+    @property
+    def standard_errors(self) -> Metrics:
+        return standard_errors(self.positions, self.metrics)
 
 
 def evaluate(
@@ -145,7 +151,12 @@ def _protocol(
     return f"{split.describe()}{ties}; the {item} is ranked against all {store.num_items:,} items, {seen}"
 
 
-def baseline_metrics(
+def baseline_metrics(store: Store, split: Split, part: str = "test", **options: Any) -> dict[str, Metrics]:
+    """Return the metrics of `measure_baselines`, which has the same arguments."""
+    return {name: system.metrics for name, system in measure_baselines(store, split, part, **options).items()}
+
+
+def measure_baselines(
     store: Store,
     split: Split,
     part: str = "test",
@@ -155,8 +166,8 @@ def baseline_metrics(
     filter_last: int | None = None,
     extra: Mapping[str, Metric] | None = None,
     should_stop: Callable[[], bool] | None = None,
-) -> dict[str, Metrics]:
-    """Return the metrics of "popularity" and "markov" on the same users, candidates and filter as `evaluate`."""
+) -> dict[str, Measured]:
+    """Measure "popularity" and "markov" on the same users, candidates and filter as `evaluate`."""
     held_out = HeldOut.of(store, split, part, filter_last=filter_last)
     counts = store.item_counts(split.train_end)
 
@@ -166,7 +177,12 @@ def baseline_metrics(
 
     popular = popularity_positions(held_out, counts, filter_seen=filter_seen, stop=stop)
     markov = markov_positions(held_out, split, counts, filter_seen=filter_seen, stop=stop)
-    return {"popularity": ranking_metrics(popular, ks, extra), "markov": ranking_metrics(markov, ks, extra)}
+    return {"popularity": _measured(popular, ks, extra), "markov": _measured(markov, ks, extra)}
+
+
+def _measured(positions: Int64Array, ks: Sequence[int], extra: Mapping[str, Metric] | None) -> Measured:
+    metrics = ranking_metrics(positions, ks, extra)
+    return Measured(metrics, standard_errors(positions, metrics), positions)
 
 
 def write_evaluation(
@@ -180,16 +196,21 @@ def write_evaluation(
     selected_on: str | None = None,
     skipped: Mapping[str, int] | None = None,
     rule: Mapping[str, Any] | None = None,
+    standard_errors: Mapping[str, Mapping[str, Metrics]] | None = None,
+    coverage: Mapping[str, Any] | None = None,
 ) -> None:
     """Write evaluation.json: `parts` maps "test" and "valid" to metrics of "model" and of each baseline.
 
-    `rule` is what `Task.rule` returns, and "filter_last" if only the newest items were filtered.
+    `standard_errors` has the form of `parts`; `coverage` has the model's `Coverage` by part. `rule` is what
+    `Task.rule` returns, and "filter_last" if only the newest items were filtered.
     """
     record = {
         "step": step,
         "epoch": epoch,
         "selected_on": selected_on,
         "parts": parts,
+        "standard_errors": dict(standard_errors or {}),
+        "coverage": dict(coverage or {}),
         "num_users": num_users,
         "skipped": dict(skipped or {}),
         "rule": dict(rule or {}),

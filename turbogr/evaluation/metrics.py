@@ -8,6 +8,9 @@ Exactly one item is relevant for each user, so its position in the ranking of al
 
 An item that could not be recommended at all has the position MISSED: a miss at every k, which adds nothing to any
 metric.
+
+Each of these is a mean over users, so it has a standard error: how far it would vary if other users of the same kind
+had been measured. `margin` turns it into a 95 % confidence interval, value ± margin.
 """
 
 from __future__ import annotations
@@ -36,6 +39,7 @@ Metric = Callable[[NDArray[np.int64]], Any]
 """A metric of a plug-in: a number from the positions of the held-out items, [n] int64, ascending."""
 
 _FAMILIES = ("hr", "ndcg", "mrr")
+_NORMAL_95 = 1.96  # 95 % of a normal distribution lie within so many standard deviations
 _ATTRIBUTES = ("title", "higher_is_better", "format", "unit")
 _NAME = re.compile(r"(hr|ndcg)@([1-9][0-9]*)|mrr")
 
@@ -71,6 +75,61 @@ def ranking_metrics(
     for name, metric in (extra or {}).items():
         metrics[name] = _finite(name, metric(np.sort(positions)))
     return metrics
+
+
+def user_values(positions: NDArray[np.int64], name: str) -> NDArray[np.float64]:
+    """Return what each user adds to a metric, [n]: their mean is the metric.
+
+    Raises:
+        ValueError: `name` is not hr@k, ndcg@k or mrr, so it need not be a mean over users.
+    """
+    match = _NAME.fullmatch(name)
+    if match is None:
+        raise ValueError(f"'{name}' is not a metric with a value per user")
+    family, k = match[1] or name, int(match[2] or MISSED - 1)
+    ranked = np.minimum(positions, MISSED - 1).astype(np.float64)
+    gains = np.ones(len(ranked)) if family == "hr" else 1 / (np.log2(ranked + 1) if family == "ndcg" else ranked)
+    values: NDArray[np.float64] = np.where((positions <= k) & (positions < MISSED), gains, 0.0)
+    return values
+
+
+def standard_errors(positions: NDArray[np.int64], names: Iterable[str]) -> dict[str, float]:
+    """Return the standard errors of the metrics `names` over the users with these positions [n], by name.
+
+    A metric of a plug-in has none, because it need not be a mean over users; neither has any metric of a single user.
+    """
+    distinct, counts = np.unique(positions, return_counts=True)  # as in ranking_metrics: the order does not matter
+    if len(positions) < 2:
+        return {}
+    known = [name for name in names if _NAME.fullmatch(name)]
+    return {name: _standard_error(user_values(distinct, name), counts) for name in known}
+
+
+def paired_difference(positions: NDArray[np.int64], others: NDArray[np.int64], name: str) -> tuple[float, float]:
+    """Return a metric of `positions` [n] minus that of `others` [n] of the same users, and the standard error of that.
+
+    The difference is taken user by user, so what makes a user easy or hard for both does not count as noise.
+    """
+    differences = user_values(positions, name) - user_values(others, name)
+    distinct, counts = np.unique(differences, return_counts=True)
+    error = _standard_error(distinct, counts) if len(differences) > 1 else math.nan
+    return float(differences.mean()), error
+
+
+def _standard_error(values: NDArray[np.float64], counts: NDArray[np.int64]) -> float:
+    """Return the standard error of the mean of `values`, each of which occurs `counts` times."""
+    num = int(counts.sum())
+    mean = float((counts * values).sum()) / num
+    return math.sqrt(float((counts * (values - mean) ** 2).sum()) / (num - 1) / num)
+
+
+def margin(standard_error: float, num_users: int) -> float:
+    """Return half the width of the 95 % confidence interval: the value ± this margin.
+
+    Where all users have the same value, e.g. not one hit, the normal interval would be empty; the margin is then 3 / n,
+    the largest rate that shows itself in none of n users once in twenty times.
+    """
+    return _NORMAL_95 * standard_error if standard_error > 0 else min(1.0, 3 / num_users)
 
 
 def extra_metrics(config: Config) -> dict[str, Metric]:

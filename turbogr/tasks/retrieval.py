@@ -13,11 +13,13 @@ from turbogr.config import Config, EvaluateConfig
 from turbogr.data.batching import Batch
 from turbogr.data.split import Split
 from turbogr.data.store import Store
-from turbogr.evaluation.evaluator import Evaluation, baseline_metrics, evaluate
+from turbogr.evaluation.coverage import Coverage, coverage
+from turbogr.evaluation.evaluator import Evaluation, evaluate, measure_baselines
 from turbogr.evaluation.metric_info import MetricInfo
 from turbogr.evaluation.metrics import DEFAULT_KS, REPEATED, describe_metrics, extra_metrics
 from turbogr.evaluation.sample_users import sample_users
 from turbogr.evaluation.scorer import ModelScorer
+from turbogr.evaluation.user_positions import Measured
 from turbogr.models import RetrievalModel
 from turbogr.models.flops import nominal_flops, strict_flops
 from turbogr.models.table_encoder import TableEncoder
@@ -179,7 +181,11 @@ class RetrievalTask(Task):
             **self._options(final),
         )
 
-    def baselines(
+    def baselines(self, store: Store, split: Split, part: str, **options: Any) -> dict[str, Metrics]:
+        measured = self.measure_baselines(store, split, part, **options)
+        return {name: system.metrics for name, system in measured.items()}
+
+    def measure_baselines(
         self,
         store: Store,
         split: Split,
@@ -188,9 +194,22 @@ class RetrievalTask(Task):
         final: bool = False,
         should_stop: Callable[[], bool] | None = None,
         filter_last: int | None = None,
-    ) -> dict[str, Metrics]:
-        options = self._options(final)
-        return baseline_metrics(store, split, part, should_stop=should_stop, filter_last=filter_last, **options)
+        **options: Any,
+    ) -> dict[str, Measured]:
+        options |= self._options(final)
+        return measure_baselines(store, split, part, should_stop=should_stop, filter_last=filter_last, **options)
+
+    def coverage(
+        self,
+        tables: Mapping[str, Tensor],
+        store: Store,
+        split: Split,
+        part: str,
+        *,
+        should_stop: Callable[[], bool] | None = None,
+    ) -> Coverage:
+        filter_seen = self.config.evaluate.filter_seen
+        return coverage(self.scorer(tables), store, split, part, filter_seen=filter_seen, should_stop=should_stop)
 
     def samples(self, tables: Mapping[str, Tensor], store: Store, split: Split, part: str) -> dict[str, Any]:
         filter_seen = self.config.evaluate.filter_seen

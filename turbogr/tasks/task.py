@@ -21,7 +21,9 @@ from turbogr.config import Config, EvaluateConfig
 from turbogr.data.batching import Batch
 from turbogr.data.split import Split
 from turbogr.data.store import Store
+from turbogr.evaluation.coverage import Coverage
 from turbogr.evaluation.metric_info import MetricInfo
+from turbogr.evaluation.user_positions import Measured
 from turbogr.layers import Block
 from turbogr.parallel.world import World
 from turbogr.tables.embedding_tables import EmbeddingTables, TableSpec
@@ -206,6 +208,32 @@ class Task(ABC):
         should_stop: Callable[[], bool] | None = None,
     ) -> dict[str, Metrics]:
         """Return the metrics of simple methods by name, on the same data and by the same rule as `evaluate`."""
+
+    def measure_baselines(
+        self,
+        store: Store,
+        split: Split,
+        part: str,
+        *,
+        final: bool = False,
+        should_stop: Callable[[], bool] | None = None,
+        **options: Any,
+    ) -> dict[str, Measured]:
+        """Return `baselines` with standard errors and positions, where the task knows them."""
+        measured = self.baselines(store, split, part, final=final, should_stop=should_stop, **options)
+        return {name: Measured(metrics) for name, metrics in measured.items()}
+
+    def coverage(
+        self,
+        tables: Mapping[str, Tensor],
+        store: Store,
+        split: Split,
+        part: str,
+        *,
+        should_stop: Callable[[], bool] | None = None,
+    ) -> Coverage | None:
+        """Return how much of the catalogue the model shows to the users of a part; None if it recommends nothing."""
+        return None
 
     def samples(self, tables: Mapping[str, Tensor], store: Store, split: Split, part: str) -> dict[str, Any] | None:
         """Return the content of samples.json, examples of what the model does, for the report; None for no examples."""

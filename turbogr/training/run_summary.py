@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import resource
 import sys
@@ -13,6 +14,8 @@ from typing import Any
 from turbogr.config import Config
 from turbogr.data.split import Split
 from turbogr.data.store import Store
+from turbogr.evaluation.sample_users import write_samples
+from turbogr.evaluation.user_positions import Measured, UserPositions
 from turbogr.files import replace_text
 from turbogr.parallel.world import World
 from turbogr.progress import Progress
@@ -37,6 +40,8 @@ def write_summary(
 ) -> None:
     """Measure the best checkpoint of a run on the test items, beside the baselines, and write summary.json.
 
+    The positions of all users go to a file of their own, and some users' recommendations to samples.json.
+
     With a `world` of many ranks all call it together; rank 0 measures the baselines and writes, and `peak_memory_bytes`
     is that of all ranks together.
 
@@ -54,14 +59,19 @@ def write_summary(
     peak_memory = sum(world.gather_objects(peak_memory_bytes()))
     if not world.is_first:
         return
-    baselines = trained.task.baselines(store, split, part, final=True, should_stop=should_stop)
+    baselines = trained.task.measure_baselines(store, split, part, final=True, should_stop=should_stop)
+    coverage = trained.task.coverage(trained.tables, store, split, part, should_stop=should_stop)
+    model = Measured.of(result)
     seconds = max(progress.seconds, 1e-9)
     summary = {
         "status": status,
         "task": config.task,
         "part": part,
         "metrics": result.metrics,
-        "baselines": baselines,
+        "standard_errors": model.standard_errors,
+        "baselines": {name: system.metrics for name, system in baselines.items()},
+        "baseline_standard_errors": {name: system.standard_errors for name, system in baselines.items()},
+        "coverage": None if coverage is None else dataclasses.asdict(coverage),
         "num_users": result.num_users,
         "protocol": f"{result.protocol}; {describe_checkpoint(config, split, trained.checkpoint, part)}",
         "selected_on": selected_on(config, split, trained.checkpoint),
@@ -76,6 +86,12 @@ def write_summary(
         "wall_seconds": progress.wall_seconds + time.perf_counter() - started,
         "state": _state(config, progress),
     }
+    by_user = UserPositions.of(store, split, part, trained.checkpoint.step, {"model": model, **baselines})
+    if by_user is not None:
+        by_user.write(run)
+    samples = trained.task.samples(trained.tables, store, split, part)
+    if samples is not None:
+        write_samples(run / "samples.json", {"step": trained.checkpoint.step, **samples})
     replace_text(run / SUMMARY, json.dumps(summary, indent=2) + "\n")
 
 

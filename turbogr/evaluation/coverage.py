@@ -1,0 +1,82 @@
+"""Coverage: how much of the catalogue a recommender shows at all.
+
+A recommender with a good hit rate may still show everybody the same few items. Coverage is the number of items that
+are in at least one list of the k best, over the lists of the evaluated users, made as the evaluation makes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from turbogr.data.split import Split
+from turbogr.data.store import Store
+from turbogr.data.vocabulary import Int64Array
+from turbogr.evaluation.held_out import HeldOut
+from turbogr.evaluation.item_ranking import top_k
+from turbogr.evaluation.job_pool import Step, run_jobs
+from turbogr.evaluation.scorer import Scorer, batches_of
+from turbogr.evaluation.user_histories import StoreHistories
+from turbogr.jagged import Jagged
+
+DEFAULT_K = 10
+MAX_SCORES = 1 << 31  # scores to compute at most; seconds on a laptop
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """`num_shown` of `num_items` items are in a list of the `k` best of at least one of `num_users` users."""
+
+    k: int
+    num_shown: int
+    num_items: int
+    num_users: int
+
+    @property
+    def share(self) -> float:
+        return self.num_shown / self.num_items
+
+
+def coverage(
+    scorer: Scorer,
+    store: Store,
+    split: Split,
+    part: str = "test",
+    *,
+    k: int = DEFAULT_K,
+    filter_seen: bool = True,
+    should_stop: Callable[[], bool] | None = None,
+) -> Coverage:
+    """Measure the coverage of the lists of the users of `part`, with the candidates of `evaluate`.
+
+    Where users × items exceed MAX_SCORES, some users at even steps of the store are taken; `num_users` counts them.
+
+    Raises:
+        Interrupted: `should_stop` returned True.
+        UserError: the split holds nothing out for this part.
+    """
+    held_out = HeldOut.of(store, split, part)
+    chosen = _even_steps(len(held_out), max(1, MAX_SCORES // store.num_items))
+
+    def shown_by(job: slice, step: Step) -> Int64Array:
+        users = chosen[job]
+        scores = scorer.score(StoreHistories(store, held_out.users[users], held_out.events[users]), step)
+        seen = [store.items[held_out.starts[user] : held_out.events[user]].astype(np.int64) for user in users]
+        excluded = Jagged.from_rows([torch.from_numpy(items) for items in seen]).to(scores.device)
+        _, rows = top_k(scores, k, excluded if filter_seen else None)
+        distinct: Int64Array = np.unique(rows.cpu().numpy())
+        return distinct
+
+    shown = np.zeros(store.num_items, bool)
+    jobs = batches_of(len(chosen), scorer.batch_size)
+    for rows in run_jobs(shown_by, jobs, num_workers=scorer.num_workers, should_stop=should_stop):
+        shown[rows[rows >= 0]] = True
+    return Coverage(k, int(shown.sum()), store.num_items, len(chosen))
+
+
+def _even_steps(num: int, most: int) -> Int64Array:
+    """Return at most `most` of the numbers 0 to num - 1, evenly spread."""
+    return np.arange(num) if num <= most else ((np.arange(most) + 0.5) / most * num).astype(np.int64)
