@@ -99,6 +99,39 @@ def test_every_command_adds_itself_with_help(name, capsys):
         (["doctor", "extra"], "unexpected argument 'extra'; see turbogr doctor --help"),
         (["doctor", "--json"], "argument --json: expected one argument; see turbogr doctor --help"),
         (["--vers"], "unknown option '--vers'. Did you mean '--version'?"),
+        (["-v"], "unknown option '-v'. Did you mean '--version'?"),
+        (["predict"], "unknown command 'predict'. Did you mean 'recommend'?"),
+        (["fit"], "unknown command 'fit'. Did you mean 'train'?"),
+        (["export"], "unknown command 'export'. Commands:"),
+        (["train", "r", "--dataset", "d", "--output", "o"], "unknown option '--dataset'. Did you mean '--data'?"),
+        (["train", "r", "--otu=o"], "unknown option '--otu'. Did you mean '--out'?"),
+        (["train", "r", "-o", "o"], "unknown option '-o'. Did you mean '--out'?"),
+        (["train", "r", "--epochs", "3"], "unknown option '--epochs'. A setting of the recipe is changed with "),
+        (
+            ["train", "r", "--lr=0.1"],
+            "unknown option '--lr'. A setting of the recipe is changed with --set optimizer.lr=0.1. ",
+        ),
+        (
+            ["train", "r", "--gpu", "0"],
+            "unknown option '--gpu'. A setting of the recipe is changed with --set train.device=VALUE. ",
+        ),
+        (["train", "r", "--continue"], "unknown option '--continue'. Did you mean '--resume'?"),
+        (["train", "--recipe", "r"], "unknown option '--recipe'. RECIPE is given without an option. "),
+        (["train", "--config", "r"], "unknown option '--config'. RECIPE is given without an option. "),
+        (["train", "r", "--verbose"], "unknown option '--verbose'. See turbogr train --help"),
+        (["train", "r", "--force"], "unknown option '--force'. See turbogr train --help"),
+        (["recommend", "r", "--top-k", "5"], "unknown option '--top-k'. Did you mean '--k'?"),
+        (["recommend", "r", "-k", "5"], "unknown option '-k'. Did you mean '--k'?"),
+        (["recommend", "r", "--format", "csv"], "unknown option '--format'. See turbogr recommend --help"),
+        (["evaluate", "r", "--k", "5"], "unknown option '--k'. It is an option of turbogr recommend. "),
+        (["inspect", "d", "--user", "5"], "unknown option '--user'. Did you mean '--users'?"),
+        (["prepare", "csv", "f", "--sep", ";"], "unknown option '--sep'. Did you mean '--delimiter'?"),
+        (["prepare", "csv", "f", "--force"], "unknown option '--force'. Did you mean '--overwrite'?"),
+        (
+            ["prepare", "csv", "f", "--min-events", "5"],
+            "unknown option '--min-events'. Did you mean '--min-user-events' or ",
+        ),
+        (["prepare", "csv", "f", "--epochs", "5"], "unknown option '--epochs'. See turbogr prepare --help"),
     ],
 )
 def test_a_mistyped_command_line(command, capsys, arguments, sentence):
@@ -108,6 +141,21 @@ def test_a_mistyped_command_line(command, capsys, arguments, sentence):
     assert not out
     assert err.startswith(f"turbogr: error: {sentence}")
     assert err.count("\n") == 1
+
+
+def test_help_is_also_a_command(capsys):
+    assert cli.main(["help"]) == 0
+    assert "usage: turbogr [-h]" in capsys.readouterr().out
+    assert cli.main(["help", "train"]) == 0
+    assert "usage: turbogr train" in capsys.readouterr().out
+
+
+def test_values_that_begin_with_a_dash_are_no_options(command):
+    seen = []
+    command(lambda args: seen.append(args.json) or 0)
+    assert cli.main(["doctor", "--json=--x"]) == 0
+    assert cli.main(["doctor", "--json", "-5"]) == 0
+    assert seen == ["--x", "-5"]
 
 
 def test_the_exit_status_is_that_of_the_command(command):

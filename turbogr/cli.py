@@ -12,6 +12,7 @@ import argparse
 import errno
 import importlib
 import os
+import re
 import signal
 import sys
 import threading
@@ -25,7 +26,8 @@ from types import FrameType
 from typing import Any, NoReturn, TextIO
 
 from turbogr import __version__
-from turbogr.errors import Note, RankLost, ReportedByOtherRank, UserError, did_you_mean
+from turbogr.errors import Note, RankLost, ReportedByOtherRank, UserError
+from turbogr.option_hints import command_hint, option_hint, positional_hint
 
 COMMANDS = {
     "prepare": "turn an interaction log into a prepared store",
@@ -91,24 +93,27 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str], stopping: _Stopping) -> int:
+    if arguments[:1] == ["help"]:
+        arguments = [*arguments[1:2], "--help"]
     chosen = arguments[0] if arguments else None
     if chosen is None:
         _build_parser(None).print_help()
         return 0
     if chosen.startswith("-") and chosen not in _build_parser(None).option_names():
-        raise UserError(_unknown_argument(chosen, _build_parser(None)))
+        raise UserError(_unknown_option(chosen, "", _build_parser(None)))
     if not chosen.startswith("-") and chosen not in COMMANDS:
         raise UserError(
-            f"unknown command '{chosen}'.{did_you_mean(chosen, COMMANDS)} Commands: {', '.join(COMMANDS)}; "
+            f"unknown command '{chosen}'.{command_hint(chosen, COMMANDS)} Commands: {', '.join(COMMANDS)}; "
             "see turbogr --help"
         )
     parser = _build_parser(chosen)
+    _refuse_unknown_options(arguments[1:], parser.subcommand(chosen))
     try:
         args, unknown = parser.parse_known_args(arguments)
     except SystemExit as stop:  # --help and --version leave this way
         return int(stop.code or 0)
     if unknown:
-        raise UserError(_unknown_argument(unknown[0], parser.subcommand(chosen)))
+        raise UserError(f"unexpected argument '{unknown[0]}'; see {parser.subcommand(chosen).prog} --help")
     stopping.raise_postponed()
     return int(args.run(args))
 
@@ -136,6 +141,13 @@ class _Parser(argparse.ArgumentParser):
     def option_names(self) -> list[str]:
         return [option for action in self._actions for option in action.option_strings]
 
+    def positional_names(self) -> list[str]:
+        return [str(action.metavar or action.dest) for action in self._actions if not action.option_strings]
+
+    def takes_settings(self) -> bool:
+        """Whether it has `--set section.key=value` for the settings of a recipe."""
+        return any(action.dest == "overrides" for action in self._actions)
+
 
 def _build_parser(chosen: str | None) -> _Parser:
     """Build the parser: the chosen command with its options, the others by name only."""
@@ -151,11 +163,42 @@ def _build_parser(chosen: str | None) -> _Parser:
     return parser
 
 
-def _unknown_argument(argument: str, parser: _Parser) -> str:
-    name = argument.partition("=")[0]
-    if name.startswith("-"):
-        return f"unknown option '{name}'.{did_you_mean(name, parser.option_names())} See {parser.prog} --help"
-    return f"unexpected argument '{argument}'; see {parser.prog} --help"
+def _refuse_unknown_options(arguments: list[str], parser: _Parser) -> None:
+    """Raise UserError for the first unknown option.
+
+    argparse would first complain of required options that are missing, which hides that one of them is misspelt.
+    """
+    known = parser.option_names()
+    for place, argument in enumerate(arguments):
+        if argument == "--":
+            return
+        name, equals, value = argument.partition("=")
+        if re.fullmatch(r"--?[A-Za-z][\w-]*", name) and name not in known and not _is_short(name, known):
+            following = arguments[place + 1 : place + 2]
+            given = value if equals else "".join(text for text in following if not text.startswith("-"))
+            raise UserError(_unknown_option(name, given, parser))
+
+
+def _is_short(name: str, known: list[str]) -> bool:
+    """Whether argparse reads `-k10` as the known option `-k` with a value."""
+    return not name.startswith("--") and name[:2] in known
+
+
+def _unknown_option(name: str, value: str, parser: _Parser) -> str:
+    def settings(option: str) -> list[str]:
+        from turbogr.config import meant_settings
+
+        return meant_settings(option)
+
+    hint = positional_hint(name, parser.positional_names()) or option_hint(
+        name, value, parser.option_names(), settings if parser.takes_settings() else None, _commands_with
+    )
+    return f"unknown option '{name}'.{hint} See {parser.prog} --help"
+
+
+def _commands_with(option: str) -> list[str]:
+    """Return the commands that have an option of exactly this name."""
+    return [name for name in COMMANDS if option in _build_parser(name).subcommand(name).option_names()]
 
 
 def _explain(error: BaseException) -> str | None:

@@ -28,6 +28,7 @@ from turbogr.config.schema import (
     TableConfig,
     TrainConfig,
 )
+from turbogr.config.setting_names import meant_settings
 from turbogr.config.values import convert, parse, read_value
 
 __all__ = [
@@ -52,6 +53,7 @@ __all__ = [
     "flat_config",
     "load_config",
     "load_run_config",
+    "meant_settings",
     "parse",
     "parse_config",
     "read_value",

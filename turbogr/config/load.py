@@ -14,6 +14,7 @@ import yaml
 from turbogr import plugins as registry
 from turbogr.config.recipe_lookup import find_recipe
 from turbogr.config.schema import Config
+from turbogr.config.setting_names import is_setting, meant_settings, section_keys, section_keys_by_name
 from turbogr.config.values import as_mapping, convert, parse, plain, read_value
 from turbogr.errors import Note, UserError, did_you_mean
 
@@ -21,6 +22,7 @@ RENAMED = {"parallel.wire": "parallel.row_precision"}
 """Keys of earlier releases and what they are called now; recipes and `--set` may still use them."""
 
 _KEYS = [f.name for f in dataclasses.fields(Config) if not f.metadata.get("derived")]
+_KEYS_OF_USERS = ("tables", "features")  # sections whose keys are names that the user chooses
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = (), *, plugins: Sequence[str | Path] = ()) -> Config:
@@ -40,6 +42,8 @@ def load_config(path: str | Path, overrides: Sequence[str] = (), *, plugins: Seq
     given = registry.load_plugins(plugins)
     named = registry.load_plugins(_named_plugins(tree, str(path)), base=path.parent)
     tree["plugins"] = list(dict.fromkeys([*named, *given]))
+    for override in overrides:
+        _check_override(override)
     return _checked(tree, str(path))
 
 
@@ -113,6 +117,7 @@ def parse_config(tree: Mapping[str, Any], where: str) -> Config:
     Raises:
         UserError: an unknown key or component, or a value of the wrong type.
     """
+    _check_keys(tree, where)
     config = parse(Config, {key: value for key, value in tree.items() if key in _KEYS}, where)
     rest = {str(key): value for key, value in tree.items() if key not in _KEYS}
     config.check_names()
@@ -183,6 +188,45 @@ def _apply_override(tree: dict[str, Any], override: str) -> list[str]:
     return [given] if given in RENAMED else []
 
 
+def _check_override(override: str) -> None:
+    """Raise UserError for a key that is in no section; those of components' own sections are checked later."""
+    name, _, value = override.partition("=")
+    keys = current_key(name.strip()).split(".")
+    if len(keys) == 1 and section_keys(keys[0]) and not isinstance(read_value(value, override), dict | None):
+        of_name = f"{keys[0]}.name={value}"
+        hint = f" Did you mean {of_name!r}?" if is_setting([keys[0], "name"]) else ""
+        listed = ", ".join(section_keys(keys[0]))
+        raise UserError(f"cannot set '{keys[0]}' to {value}: it is a section.{hint} Its keys: {listed}.")
+    if is_setting(keys) or keys[0] in _KEYS_OF_USERS or (len(keys) > 1 and _is_component(keys[0])):
+        return
+    meant = meant_settings(keys[-1], keys[0])
+    if meant:
+        hint = f" Did you mean {' or '.join(map(repr, meant))}?"
+    else:
+        hint = f" Known keys: {', '.join(section_keys(keys[0]) or _KEYS)}."
+    raise UserError(f"unknown key '{name.strip()}' in the override '{override}'.{hint}")
+
+
+def _is_component(name: str) -> bool:
+    return any(name in registry.names(kind) for kind in registry.CHOSEN_BY)
+
+
+def _check_keys(tree: Mapping[str, Any], where: str) -> None:
+    """Raise UserError for an unknown key in a section; a key of another section is named with its section."""
+    for section, keys in section_keys_by_name().items():
+        settings = tree.get(section)
+        for key in settings if isinstance(settings, Mapping) else ():
+            if key not in keys:
+                hint = _meant(str(key), section)
+                raise UserError(f"unknown key '{key}' in {where}: {section}.{hint} Known keys: {', '.join(keys)}.")
+
+
+def _meant(key: str, section: str | None = None) -> str:
+    """Suggest a key, without its section if that is the one it stands in."""
+    meant = [found.removeprefix(f"{section}.") for found in meant_settings(key, section)]
+    return f" Did you mean {' or '.join(map(repr, meant))}?" if meant else ""
+
+
 def _named_plugins(tree: Mapping[str, Any], where: str) -> list[str]:
     return list(convert(tuple[str, ...], tree.get("plugins") or (), "plugins", where))
 
@@ -218,7 +262,8 @@ def _unknown_key(key: str, sections: Mapping[str, type], where: str) -> UserErro
                 return UserError(f"{where}: the {kind} '{key}' has no section of its own; remove '{key}'")
             return UserError(f"{where} has a section of the {kind} '{key}', which {setting} does not choose; remove it")
     known = [*_KEYS, *sections]
-    return UserError(f"unknown key '{key}' in {where}.{did_you_mean(key, known)} Known keys: {', '.join(known)}.")
+    hint = did_you_mean(key, known) or _meant(key)
+    return UserError(f"unknown key '{key}' in {where}.{hint} Known keys: {', '.join(known)}.")
 
 
 def _recorded(run: Path) -> list[Any]:

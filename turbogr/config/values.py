@@ -63,7 +63,7 @@ def convert(hint: Any, value: Any, key: str, where: str) -> Any:
         return value
     if origin is tuple:
         if not isinstance(value, (list, tuple)):
-            raise _wrong_type(key, value, "a list", where)
+            raise _wrong_type(key, value, f"a list such as [{value}]", where)
         items = typing.get_args(hint)
         if Ellipsis not in items and len(items) != len(value):
             raise _wrong_type(key, value, f"a list of {len(items)}", where)
