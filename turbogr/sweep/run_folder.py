@@ -11,7 +11,8 @@ from turbogr.config import Config, current_key, load_config
 from turbogr.data.store import Store
 from turbogr.errors import UserError
 from turbogr.sweep.grid import Cell
-from turbogr.training.run import refusals, resolve_against
+from turbogr.training.resuming import refusals
+from turbogr.training.run import resolve_against
 from turbogr.training.run_summary import is_outdated
 
 _MAY_GROW = {"train.epochs", "train.steps"}

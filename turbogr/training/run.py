@@ -11,8 +11,8 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,7 @@ import numpy as np
 import torch
 
 from turbogr import machine, ops
-from turbogr.checkpoints import Checkpoints
-from turbogr.config import Config, dump_config, flat_config, load_config, load_run_config, resolve, with_plugins
+from turbogr.config import Config, dump_config, flat_config, load_config, resolve, with_plugins
 from turbogr.data.split import Split
 from turbogr.data.store import Store
 from turbogr.errors import UserError
@@ -34,7 +33,6 @@ from turbogr.parallel.world import World, connected_world, set_heartbeat_timeout
 from turbogr.plugins import find as component_of
 from turbogr.plugins import operators_of
 from turbogr.plugins import record as component_records
-from turbogr.progress import Progress
 from turbogr.runs import RunFolder
 from turbogr.tables.embedding_tables import EmbeddingTables
 from turbogr.tasks import task_class
@@ -42,13 +40,11 @@ from turbogr.tasks.features import resolve_features
 from turbogr.tasks.task import Task
 from turbogr.training.checkpoint_selection import check_selection
 from turbogr.training.cost_measurement import with_measured_cost
+from turbogr.training.resuming import changed_settings, holds_a_run, refusals, with_stored_cost
 from turbogr.training.run_summary import SUMMARY, summary_is_current, write_summary
 from turbogr.training.stopping import AgreedStop
 from turbogr.training.trainer import Trainer, TrainResult, choose_device
 from turbogr.training.warm_start import WarmStart
-
-_MAY_CHANGE = ("plugins", "train", "evaluate", "optimizer", "parallel", "pipeline")
-_FIXED = ("train.seed", "optimizer.table")
 
 
 @dataclass
@@ -62,14 +58,6 @@ class _Start:
     warm_start: WarmStart | None
     record: dict[str, Any]
     changes: list[str]
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """Why a run cannot be continued, as the end of a sentence that begins with "it was", and what to do instead."""
-
-    reason: str
-    remedy: str
 
 
 def train(
@@ -146,14 +134,14 @@ def _prepare(
     else:
         config = load_config(recipe, overrides, plugins=plugins)
     store, run = Store.open(data), Path(out)
-    exists = _holds_a_run(run)
+    exists = holds_a_run(run)
     if exists and not resume:
         raise UserError(f"{run} already exists; choose another --out, continue it with --resume, or remove it")
     warm_start = None if init_from is None else WarmStart(init_from, store)
     config = resolve_against(config if warm_start is None else warm_start.fill(config), store)
     changes: list[str] = []
     if exists:
-        config = _with_stored_cost(config, run)
+        config = with_stored_cost(config, run)
     record = _resumed_record(run, config, store, changes) if exists else _new_record(config, store, recipe)
     record["components"] = component_records(dict.fromkeys([*config.chosen(), *operators_of(config.plugins)]))
     task = task_class(config.task)
@@ -275,78 +263,6 @@ def _train_and_summarise(trainer: Trainer) -> TrainResult:
     return result
 
 
-def _holds_a_run(run: Path) -> bool:
-    """Whether there is something to resume or to protect; what a killed start left before run.json does not count."""
-    if not run.is_dir():
-        return os.path.lexists(run)
-    left_behind = {"config.yaml", "environment.json"}
-    return any(entry.name not in left_behind and not entry.name.endswith(".part") for entry in run.iterdir())
-
-
-def refusals(run: Path, config: Config, store: Store, *, fixed: Collection[str] = ()) -> list[Refusal]:
-    """Return why `train` would not resume a run with this config and store; no run, no refusal.
-
-    `fixed` are settings, `section.key`, that may not change either, though `train` would let them.
-
-    Raises:
-        UserError: something stands there that is no run, or a run that cannot be read.
-    """
-    if not _holds_a_run(run):
-        return []
-    if not (run / "run.json").exists():
-        raise UserError(
-            f"{run} is not a run folder (it has no run.json), and a run would go there; choose another --out, or move "
-            "away what is there"
-        )
-    found = []
-    trained_on = RunFolder.open(run).record["data"]
-    if trained_on["content_hash"] != store.manifest.content_hash:
-        reason = f"trained on {trained_on['path']}, and {store.path} holds other data"
-        found.append(Refusal(reason, "resume with the same store, or start a new run"))
-    shortened = _shortened(run, config)
-    for key, (before, after) in _changed(run, config).items():
-        section = key.split(".")[0]
-        reason = f"started with {key}={before}, not {after}"
-        if section not in _MAY_CHANGE or key in _FIXED:
-            what = "it cannot be resumed with another model, loss or data. "
-            found.append(Refusal(reason, f"{what}Give the same value, or start a new run"))
-        elif (key in fixed or section in fixed) and key not in shortened:
-            found.append(Refusal(reason, "give the same value, or start a new run"))
-    return [*found, *shortened.values()]
-
-
-def _changed(run: Path, config: Config) -> dict[str, tuple[Any, Any]]:
-    """The settings that differ from those a run was trained with last, as (before, after)."""
-    before, after = (flat_config(c) for c in (load_run_config(run), _with_stored_cost(config, run)))
-    return {key: (before.get(key), value) for key, value in after.items() if before.get(key) != value}
-
-
-def _shortened(run: Path, config: Config) -> dict[str, Refusal]:
-    """Refusals by setting where a config asks for less than was trained: no run can go back to where it matches."""
-    progress = _newest_progress(run)
-    position = progress.loader
-    trained = {
-        "epochs": (position["epoch"] + (position["step"] > 0), f"{progress.epochs:.4g}"),
-        "steps": (progress.step, f"{progress.step}"),
-    }
-    found = {}
-    for name, (least, shown) in trained.items():
-        key, limit = f"train.{name}", getattr(config.train, name)
-        if limit is not None and limit < least:
-            reason = f"trained for {shown} {name} already, and {key} is {limit}"
-            found[key] = Refusal(reason, f"set it to {least} or more, or start a new run")
-    return found
-
-
-def _newest_progress(run: Path) -> Progress:
-    """Return how far a run has come; `Trainer.resume` reports a damaged checkpoint."""
-    checkpoints = Checkpoints(run)
-    for step in reversed(checkpoints.steps()):
-        with suppress(UserError):
-            return checkpoints.progress(step)
-    return Progress()
-
-
 @contextmanager
 def _alone_in(run: Path) -> Iterator[None]:
     """Hold the run folder against a second trainer; the lock ends with the process, however it ends."""
@@ -416,18 +332,10 @@ def _resumed_record(run: Path, config: Config, store: Store, changes: list[str])
     """
     for refusal in refusals(run, config, store):
         raise UserError(f"{run} was {refusal.reason}; {refusal.remedy}")
-    changed = _changed(run, config)
+    changed = changed_settings(run, config)
     changes += [f"resuming with {key}={after} (was {before})" for key, (before, after) in changed.items()]
     record = RunFolder.open(run).record
     return {**record, "data": {**record["data"], "path": str(store.path.resolve())}}
-
-
-def _with_stored_cost(config: Config, run: Path) -> Config:
-    """Keep the measured cost of sequences that a run was started with: the same plan gives the same rounding."""
-    stored = load_run_config(run).parallel.cost if (run / "config.yaml").exists() else None
-    if config.parallel.cost is not None or stored is None:
-        return config
-    return dataclasses.replace(config, parallel=dataclasses.replace(config.parallel, cost=stored))
 
 
 def _say_what_starts(trainer: Trainer, changes: list[str], why_mesh: str) -> None:

@@ -31,7 +31,7 @@ from turbogr.evaluation.job_pool import Interrupted
 from turbogr.evaluation.metric_info import one_per_family
 from turbogr.files import replace_text
 from turbogr.parallel.mesh import Mesh
-from turbogr.parallel.world import World, communication_seconds
+from turbogr.parallel.world import World
 from turbogr.progress import Progress, Window
 from turbogr.training.checkpoint_selection import selecting_part
 from turbogr.training.dense_optimizer import lr_factor
@@ -42,6 +42,7 @@ from turbogr.training.pipeline.executor import Executor, PendingBatch
 from turbogr.training.pipeline.serial import Serial
 from turbogr.training.pipeline.workers import stage
 from turbogr.training.step import Measured, Stepper
+from turbogr.training.step_clock import StepClock, time_shares
 from turbogr.training.stopping import AgreedStop
 from turbogr.training.timeline import Timeline
 
@@ -246,7 +247,7 @@ class Trainer:
             executor = Serial(stepper, self.timeline)
         else:
             pending = batch
-        clock = _StepClock(executor)
+        clock = StepClock(executor)
         if self.task.is_due(pending.step):
             with stage("negatives", pending.step):
                 executor.finish_updates()
@@ -273,7 +274,7 @@ class Trainer:
         progress.window.lr = optimizer.lr * factor
         self._count(pending, measured, clock)
 
-    def _count(self, pending: PendingBatch, measured: Measured, clock: _StepClock) -> None:
+    def _count(self, pending: PendingBatch, measured: Measured, clock: StepClock) -> None:
         """Add a step to the totals of the run and of the window."""
         progress, window, lengths = self.progress, self.progress.window, pending.batch.lengths_of_step
         num_tokens, num_sequences = int(lengths.sum()), lengths.numel()
@@ -382,7 +383,7 @@ class Trainer:
             "tokens_per_second": window.tokens / seconds,
             "sequences_per_second": window.sequences / seconds,
             "elapsed": progress.seconds,
-            **_shares(window, seconds),
+            **time_shares(window, seconds),
         }
         shown = {"loss": f"{values['loss']:.3f}", "tokens/s": f"{values['tokens_per_second']:,.0f}"}
         if self.gemm_peak is not None:
@@ -419,44 +420,6 @@ class Trainer:
             f"No weight was changed, and a checkpoint of step {self.progress.step} is kept. Try a lower "
             "optimizer.lr, optimizer.clip_norm=1, or warm-up, and continue with --resume"
         )
-
-
-class _StepClock:
-    """Times a step from its start, and what the main thread waited for since the step before."""
-
-    def __init__(self, executor: Executor) -> None:
-        self._executor = executor
-        self._before = executor.idle + executor.exposed
-        self._sparse, self._dense = _communication_seconds()
-        self._started = time.perf_counter()
-        self.seconds = 0.0
-
-    def stop(self, window: Window) -> None:
-        """Set `seconds` and add what was waited for to a window; the next step begins with none."""
-        executor = self._executor
-        sparse, dense = _communication_seconds()
-        self.seconds = time.perf_counter() - self._started + self._before
-        window.exposed_sparse += executor.exposed + sparse - self._sparse
-        window.exposed_dense += dense - self._dense
-        window.idle += executor.idle
-        executor.idle = executor.exposed = 0.0
-
-
-def _communication_seconds() -> tuple[float, float]:
-    return communication_seconds("sparse"), communication_seconds("dense") + communication_seconds("agreement")
-
-
-def _shares(window: Window, seconds: float) -> dict[str, float]:
-    """What the main thread did with its time, as shares that add up to 1, and what early reads saw."""
-    waited = window.exposed_sparse + window.exposed_dense + window.idle
-    shares = {
-        "compute_share": 1.0 - waited / seconds,
-        "exposed_sparse_share": window.exposed_sparse / seconds,
-        "exposed_dense_share": window.exposed_dense / seconds,
-        "idle_share": window.idle / seconds,
-        "staleness": window.staleness,
-    }
-    return shares | ({"collision_rate": window.rows_shared / window.rows_read} if window.rows_read else {})
 
 
 def choose_device(name: str, local_rank: int | None = None) -> torch.device:
