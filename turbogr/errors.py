@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterable, Sequence
 
 _MOST_SUGGESTED = 3
+_VERY_SIMILAR = 0.7
 
 
 class UserError(ValueError):
@@ -60,9 +62,15 @@ def nearest_names(name: str, known: Sequence[str]) -> list[str]:
     if close <= _most_typos(text):
         return [other for other, distance in distances.items() if distance == close][:_MOST_SUGGESTED]
     alike = [other for other in distances if _begin_alike(words, _words(other))]
-    return sorted(alike, key=lambda other: (not _begin_alike(words[:1], _words(other)[:1]), distances[other]))[
-        :_MOST_SUGGESTED
-    ]
+    alike.sort(key=lambda other: (not _begin_alike(words[:1], _words(other)[:1]), distances[other]))
+    return alike[:_MOST_SUGGESTED] or _similar(text, distances)
+
+
+def _similar(text: str, known: Iterable[str]) -> list[str]:
+    """Return the most similar of the known names that begin with the same letter, if it is very similar."""
+    plain = {"".join(_words(other)): other for other in known}
+    found = difflib.get_close_matches(text, [other for other in plain if other[:1] == text[:1]], 1, _VERY_SIMILAR)
+    return [plain[other] for other in found]
 
 
 def _words(name: str) -> list[str]:
