@@ -78,7 +78,7 @@ def test_python_m_and_the_script_are_the_same():
 
 def test_every_command_module_is_listed():
     folder = Path(cli.__file__).parent / "commands"
-    assert {path.stem for path in folder.glob("[!_]*.py")} == set(cli.COMMANDS)
+    assert {path.stem.replace("_", "-") for path in folder.glob("[!_]*.py")} == set(cli.COMMANDS)
 
 
 @pytest.mark.parametrize("name", cli.COMMANDS)
@@ -86,7 +86,7 @@ def test_every_command_adds_itself_with_help(name, capsys):
     assert cli.main([name, "--help"]) == 0
     assert f"usage: turbogr {name}" in capsys.readouterr().out
     parser = argparse.ArgumentParser()
-    importlib.import_module(f"turbogr.commands.{name}").add_parser(parser.add_subparsers())
+    importlib.import_module(f"turbogr.commands.{name.replace('-', '_')}").add_parser(parser.add_subparsers())
 
 
 @pytest.mark.parametrize(

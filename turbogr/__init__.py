@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from turbogr.api import evaluate
     from turbogr.config import Config, load_config
+    from turbogr.data.prepare.item_table import add_item_info
     from turbogr.data.prepare.preparation import prepare, prepare_table
     from turbogr.data.store import Store
     from turbogr.doctor import examine
@@ -32,6 +33,7 @@ __all__ = [
     "Jagged",
     "Store",
     "UserError",
+    "add_item_info",
     "evaluate",
     "examine",
     "load",
@@ -47,6 +49,7 @@ _ORIGINS = {
     "Jagged": "turbogr.jagged:Jagged",
     "Store": "turbogr.data.store:Store",
     "UserError": "turbogr.errors:UserError",
+    "add_item_info": "turbogr.data.prepare.item_table:add_item_info",
     "evaluate": "turbogr.api:evaluate",
     "examine": "turbogr.doctor:examine",
     "load": "turbogr.recommend:load",

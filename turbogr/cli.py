@@ -31,6 +31,7 @@ from turbogr.option_hints import command_hint, option_hint, positional_hint
 
 COMMANDS = {
     "prepare": "turn an interaction log into a prepared store",
+    "item-info": "add titles and other columns about the items to a prepared store",
     "inspect": "show what a prepared store contains",
     "train": "train a model on a prepared store",
     "recipes": "list the recipes; print or copy one",
@@ -156,7 +157,7 @@ def _build_parser(chosen: str | None) -> _Parser:
     subparsers = parser.add_subparsers(metavar="COMMAND", required=True)
     for name, summary in COMMANDS.items():
         if name == chosen:
-            importlib.import_module(f"turbogr.commands.{name}").add_parser(subparsers)
+            importlib.import_module(f"turbogr.commands.{name.replace('-', '_')}").add_parser(subparsers)
         else:
             subparsers.add_parser(name, help=summary, add_help=False)
     parser.epilog = "turbogr COMMAND --help shows the options of a command."

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from turbogr.data.histories import History, Time, Unknown, read_histories, seconds_of
+from turbogr.data.item_info import ItemInfo
 from turbogr.data.ranges import concatenated_ranges
 from turbogr.data.split import Split
 from turbogr.data.store import Store
@@ -180,6 +181,15 @@ class Recommender:
         itself = Jagged(torch.tensor([row]), torch.tensor([0, 1])).to(vector.device)
         scores, rows = top_k(VectorScores(vector, encoder), k, itself)
         return self._decode(scores[0].cpu().numpy(), rows[0].cpu().numpy())
+
+    @functools.cached_property
+    def item_info(self) -> ItemInfo | None:
+        """Titles and other columns of the items, None if the store has none."""
+        return ItemInfo.of(self.store)
+
+    def titles(self, items: Sequence[Any] | NDArray[Any]) -> list[str | None]:
+        """Return the titles of raw items, None where the store has no title."""
+        return [None] * len(items) if self.item_info is None else self.item_info.titles_of(items)
 
     def __repr__(self) -> str:
         return f"Recommender({self.store.num_items:,} items, {self.store.num_users:,} users)"

@@ -26,6 +26,7 @@ from turbogr import cli, machine, ops
 from turbogr.commands.evaluate import metric_table
 from turbogr.commands.recommend import read_users
 from turbogr.config import Config, DataConfig, EvaluateConfig, LossConfig, ModelConfig, TrainConfig
+from turbogr.data.prepare.item_table import add_item_info
 from turbogr.data.store import Store
 from turbogr.errors import UserError
 from turbogr.evaluation.evaluator import evaluate
@@ -412,3 +413,33 @@ def test_files_of_users(tmp_path: Path) -> None:
         read_users(file("j.txt", "u1\n"), "who")
     with pytest.raises(UserError, match="cannot read the users of"):
         read_users(file("k.parquet", "not parquet"))
+
+
+def test_recommendations_have_titles_where_the_store_has_them(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    store = open_run(run).store
+    ids = store.item_ids.decode(np.arange(0, NUM_ITEMS, 2)).tolist()
+    info = add_item_info(store, pa.table({"item": ids, "title": [f"The {item}, <b>" for item in ids]}))
+    try:
+        for name in ("lists.csv", "lists.parquet", "lists.jsonl"):
+            assert cli.main(["recommend", str(run), "--k", "3", "--out", str(tmp_path / name)]) == 0
+        out = capsys.readouterr().out
+        assert out.count("for example user ") == 3 and ", <b>" in out
+        table = pq.read_table(tmp_path / "lists.parquet").to_pylist()
+        assert [row["title"] for row in table] == info.titles_of([row["item_id"] for row in table])
+        assert {row["title"] is None for row in table} == {True, False}
+        rows = list(csv.DictReader((tmp_path / "lists.csv").open(newline="")))
+        assert [row["title"] or None for row in rows] == [row["title"] for row in table]
+        lines = [json.loads(line) for line in (tmp_path / "lists.jsonl").read_text().splitlines()]
+        assert [line["title"] for line in lines] == [row["title"] for row in table]
+        recommender = load(run)
+        assert recommender.titles([ids[0], "nothing"]) == [f"The {ids[0]}, <b>", None]
+        assert cli.main(["evaluate", str(run)]) == 0
+        users = json.loads((run / "samples.json").read_text())["users"]
+        assert any("target_title" in user for user in users)
+        shown = [entry for user in users for entry in (*user["history"], *user["recommendations"])]
+        assert [entry.get("title") for entry in shown] == info.titles_of([entry["item"] for entry in shown])
+    finally:
+        info.path.unlink()
+    assert load(run).titles(ids[:1]) == [None]

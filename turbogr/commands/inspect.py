@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from turbogr.commands.prepare import account_table
+from turbogr.data.item_info import ItemInfo, describe_item_info
 from turbogr.data.split import Split
 from turbogr.data.store import Store
 from turbogr.data.store_summary import Distribution, Summary, summarise
@@ -29,6 +30,7 @@ _PLAIN = str.maketrans(
     | {"→": "->", "…": "..."}
 )
 _LONGEST_ID = 80
+_LONGEST_TITLE = 60
 _SPANS = ((86400 * 365, "y"), (86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 
@@ -91,9 +93,14 @@ def describe(store: Store, summary: Summary, num_users: int, num_events: int) ->
     parts += ["", _distribution("events per user", "users", summary.lengths)]
     parts += ["", _distribution("events per item", "items", summary.popularity)]
     shares = ", ".join(f"{share} hold {events:.0%}" for share, events in summary.top_shares.items())
-    parts += [f"  of all events, the most popular items' {shares}", "", _times(summary)]
+    info = ItemInfo.of(store)
+    parts += [f"  of all events, the most popular items' {shares}"]
+    parts += ["most popular items", *_top_items(summary, info)]
+    parts += ["", _times(summary)]
+    if info is not None:
+        parts += ["", *describe_item_info(info)]
     if num_users:
-        parts += ["", "sequences", *_sequences(store, num_users, num_events, width)]
+        parts += ["", "sequences", *_sequences(store, info, num_users, num_events, width)]
     return "\n".join([*parts, "", account_table(store)])
 
 
@@ -140,7 +147,21 @@ def _times(summary: Summary) -> str:
     return f"events over time, {iso_time(summary.first_time)} to {iso_time(summary.last_time)}\n  {line}"
 
 
-def _sequences(store: Store, num_users: int, num_events: int, width: int) -> list[str]:
+def _named(items: list[int | str], info: ItemInfo | None) -> list[str]:
+    """Return raw ids for printing, with their titles where the store has them."""
+    titles = [None] * len(items) if info is None else info.titles_of(items)
+    return [
+        _shown(item) if title is None else f'{_shown(item)} "{_shown(title, _LONGEST_TITLE)}"'
+        for item, title in zip(items, titles, strict=True)
+    ]
+
+
+def _top_items(summary: Summary, info: ItemInfo | None) -> list[str]:
+    named = _named([item for item, _ in summary.top_items], info)
+    return [f"  {text}: {events:,} events" for text, (_, events) in zip(named, summary.top_items, strict=True)]
+
+
+def _sequences(store: Store, info: ItemInfo | None, num_users: int, num_events: int, width: int) -> list[str]:
     """Show users spread over the lengths, from the shortest to the longest, each with its last events."""
     by_length = np.argsort(store.lengths, kind="stable")
     by_length = by_length[store.lengths[by_length] > 0]
@@ -149,23 +170,23 @@ def _sequences(store: Store, num_users: int, num_events: int, width: int) -> lis
     for user in chosen.tolist():
         start, end = int(store.offsets[user]), int(store.offsets[user + 1])
         first = max(start, end - num_events)
-        items = store.item_ids.decode(store.items[first:end])
+        items = _named(store.item_ids.decode(store.items[first:end]).tolist(), info)
         times = np.asarray(store.times[first:end])
         text = f"user {_shown(store.user_ids.decode([user])[0])}, {end - start:,} events: " + (
             "… " if first > start else ""
         )
         real = store.manifest.times == "real"
-        text += _shown(items[0]) + (f" ({iso_time(int(times[0]))})" if real else "")
+        text += items[0] + (f" ({iso_time(int(times[0]))})" if real else "")
         for item, gap in zip(items[1:], np.diff(times).tolist(), strict=True):
-            text += f" →{_span(gap) if real else ''} {_shown(item)}"
+            text += f" →{_span(gap) if real else ''} {item}"
         lines += textwrap.wrap(text, width, initial_indent="  ", subsequent_indent="    ", break_long_words=False)
     return lines
 
 
-def _shown(raw: object) -> str:
+def _shown(raw: object, longest: int = _LONGEST_ID) -> str:
     """Return a raw id for printing: characters that could control the terminal are escaped, and a long id is cut."""
     text = str(raw)
-    text = text if len(text) <= _LONGEST_ID else f"{text[:_LONGEST_ID]}…"
+    text = text if len(text) <= longest else f"{text[:longest]}…"
     return "".join(char if char.isprintable() else repr(char)[1:-1] for char in text)
 
 

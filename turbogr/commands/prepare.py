@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from turbogr.commands._plugins_option import add_plugins_option, load_given_plugins
+from turbogr.data.item_info import ItemInfo, describe_item_info
 from turbogr.data.prepare.filters import DUPLICATES
 from turbogr.data.prepare.preparation import TIES, prepare
 from turbogr.data.prepare.source import QUOTES, Source
@@ -77,6 +78,10 @@ def add_parser(subparsers: Any) -> None:
         "--extend", metavar="STORE", help="keep the rows of this store's users and items, append new ones"
     )
     records.add_argument("--split", metavar="RULE", help="leave-one-out, leave-two-out, time:DATE or time:DATE,DATE")
+    about = parser.add_argument_group("items (what they are; turbogr item-info adds this to a store that exists)")
+    about.add_argument("--item-info", metavar="FILE", help="titles and other columns: .csv, .tsv, .dat or .parquet")
+    about.add_argument("--item-info-id", metavar="NAME", help="its column with the items' ids (guessed)")
+    about.add_argument("--item-info-title", metavar="NAME", help="its column with the titles (guessed)")
     for source in sources:
         _add_own_options(parser, source)
     parser.add_argument(
@@ -139,6 +144,9 @@ def run(args: argparse.Namespace) -> int:
         ties=args.ties,
         where=args.where,
         extend=args.extend,
+        item_info=args.item_info,
+        item_info_id=args.item_info_id,
+        item_info_title=args.item_info_title,
         overwrite=args.overwrite,
         threads=args.threads,
         progress=True,
@@ -149,6 +157,9 @@ def run(args: argparse.Namespace) -> int:
     path = str(store.path).encode("utf-8", "backslashreplace").decode()  # a name of a file need not be Unicode
     print(f"\n{store.num_users:,} users, {store.num_items:,} items, {store.num_events:,} events -> {path}")
     print(Split.of(store).describe())
+    info = ItemInfo.of(store)
+    if info is not None:
+        print("\n".join(describe_item_info(info)))
     if args.log is not None:
         settings = own_options(source, own).settings()
         events = synthetic.write_log(settings, Path(args.log), progress=True)

@@ -21,11 +21,13 @@ from turbogr.errors import UserError, did_you_mean
 from turbogr.files import atomic_file, check_writable
 
 if TYPE_CHECKING:
+    from turbogr.data.item_info import ItemInfo
     from turbogr.recommend import Recommendations
 
 FORMATS = (".parquet", ".csv", ".jsonl")
 _USER_COLUMNS = ("user_id", "user", "userid", "uid")
 _ROW_GROUP = 1 << 17
+_EXAMPLE_ITEMS = 5
 
 
 def add_parser(subparsers: Any) -> None:
@@ -34,7 +36,7 @@ def add_parser(subparsers: Any) -> None:
         "recommend",
         help="write recommendations of a trained run",
         description="Write the best items of every user of the run's store, or of the users in a file. Columns: "
-        "user_id, item_id, rank (from 1), score.",
+        "user_id, item_id, rank (from 1), score, and title where the store has titles.",
     )
     parser.add_argument("folder", metavar="RUN", type=Path, help="run folder, as written by `turbogr train`")
     parser.add_argument("--out", metavar="FILE", type=Path, required=True, help="a .parquet, .csv or .jsonl file")
@@ -95,7 +97,10 @@ def run(args: argparse.Namespace) -> int:
             progress=bar.update,
         )
         text_ids = (recommender.store.user_ids.is_text, recommender.store.item_ids.is_text)
-        num_rows, num_empty = write_recommendations(args.out, lists, *text_ids)
+        example: list[str] = []
+        lists = _with_example(lists, recommender.item_info, example)
+        num_rows, num_empty = write_recommendations(args.out, lists, *text_ids, recommender.item_info)
+    print("".join(f"{line}\n" for line in example), end="")
     print(f"{num_rows:,} recommendations written to {args.out}", file=sys.stderr)
     if num_empty:
         print(
@@ -103,6 +108,20 @@ def run(args: argparse.Namespace) -> int:
             file=sys.stderr,
         )
     return 0
+
+
+def _with_example(
+    lists: Generator[Recommendations, None, None], info: ItemInfo | None, example: list[str]
+) -> Generator[Recommendations, None, None]:
+    """Yield the lists, and write the first user's best items with their titles to `example`, if there are titles."""
+    for some in lists:
+        if info is not None and info.has_titles and not example and len(some.positions):
+            num = min(_EXAMPLE_ITEMS, int((some.user_ids == some.user_ids[0]).sum()))
+            example.append(f"for example user {some.user_ids[0]}:")
+            titles = info.titles_of(some.item_ids[:num])
+            for item, title in zip(some.item_ids[:num].tolist(), titles, strict=True):
+                example.append(f"  {item}  {''.join(c for c in title or '' if c.isprintable())}".rstrip())
+        yield some
 
 
 def read_users(path: Path, column: str | None = None) -> list[Any]:
@@ -166,11 +185,16 @@ def _user_column(path: Path, names: list[str], asked: str | None) -> str:
 
 
 def write_recommendations(
-    path: Path, lists: Generator[Recommendations, None, None], text_users: bool, text_items: bool
+    path: Path,
+    lists: Generator[Recommendations, None, None],
+    text_users: bool,
+    text_items: bool,
+    info: ItemInfo | None = None,
 ) -> tuple[int, int]:
     """Write lists to a .parquet, .csv or .jsonl file as they come; return the number of rows and of users without any.
 
-    The file is replaced when it is complete; until then, and after a failure, an older file of that name stays.
+    With titles in `info` there is a column of them. The file is replaced when it is complete; until then, and after a
+    failure, an older file of that name stays.
     """
     schema = pa.schema(
         {
@@ -180,10 +204,13 @@ def write_recommendations(
             "score": pa.float32(),
         }
     )
+    has_titles = info is not None and info.has_titles
+    schema = schema.append(pa.field("title", pa.string())) if has_titles else schema
     num_rows = num_empty = 0
     with closing(lists), atomic_file(path) as aside, _WRITERS[path.suffix](aside, schema) as write:
         for some in lists:
-            columns = [some.user_ids, some.item_ids, some.positions, some.scores]
+            columns: list[Any] = [some.user_ids, some.item_ids, some.positions, some.scores]
+            columns += [info.titles_of(some.item_ids)] if info is not None and has_titles else []
             arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
             write(pa.record_batch(arrays, schema=schema))
             num_rows += len(some.positions)

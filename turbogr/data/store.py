@@ -28,6 +28,7 @@ from turbogr.errors import UserError
 
 SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
+ITEM_INFO = "item_info.parquet"  # optional, and no part of the content; see item_info.py
 _CHUNK_EVENTS = 1 << 20
 
 

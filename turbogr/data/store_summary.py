@@ -14,6 +14,7 @@ from turbogr.data.vocabulary import Int64Array
 from turbogr.errors import UserError
 
 _TIME_BINS = 60
+_TOP_ITEMS = 5
 
 
 @dataclass(frozen=True)
@@ -48,12 +49,14 @@ class Distribution:
 
 @dataclass(frozen=True)
 class Summary:
-    """`top_shares` maps a share of the items (the most popular) to their share of the events; `over_time` counts the
-    events in equal spans between `first_time` and `last_time` (None where the store has no real times)."""
+    """`top_shares` maps a share of the items (the most popular) to their share of the events; `top_items` are the raw
+    ids and events of the most popular items; `over_time` counts the events in equal spans between
+    `first_time` and `last_time` (None where the store has no real times)."""
 
     lengths: Distribution
     popularity: Distribution
     top_shares: dict[str, float]
+    top_items: tuple[tuple[int | str, int], ...]
     first_time: int | None
     last_time: int | None
     over_time: tuple[int, ...]
@@ -84,10 +87,16 @@ def summarise(store: Store) -> Summary:
         lengths=Distribution.of(store.lengths),
         popularity=Distribution.of(popularity),
         top_shares=shares,
+        top_items=_top_items(store, popularity),
         first_time=first,
         last_time=last,
         over_time=tuple(over_time.tolist()),
     )
+
+
+def _top_items(store: Store, counts: Int64Array) -> tuple[tuple[int | str, int], ...]:
+    rows = np.argsort(-counts, kind="stable")[:_TOP_ITEMS]
+    return tuple(zip(store.item_ids.decode(rows).tolist(), counts[rows].tolist(), strict=True))
 
 
 def _events_over_time(store: Store, first: int, last: int) -> Int64Array:

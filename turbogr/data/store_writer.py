@@ -24,7 +24,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from turbogr import __version__
 from turbogr.data.atomic_folder import make_beside, move_into_free_place, move_into_place, remove_abandoned, restore
-from turbogr.data.store import MANIFEST, Column, Manifest, Store
+from turbogr.data.store import ITEM_INFO, MANIFEST, Column, Manifest, Store
 from turbogr.data.vocabulary import Int64Array
 from turbogr.errors import UserError
 
@@ -193,7 +193,7 @@ def _refuse_other_folders(target: Path) -> None:
         return
     try:
         raw = json.loads((target / MANIFEST).read_bytes())
-        named = {MANIFEST, *(f"{name}.npy" for name in raw["columns"])}
+        named = {MANIFEST, ITEM_INFO, *(f"{name}.npy" for name in raw["columns"])}
     except (OSError, ValueError, KeyError, TypeError):
         raise UserError(refusal) from None
     if not isinstance(raw.get("schema_version"), int) or not isinstance(raw["columns"], dict):

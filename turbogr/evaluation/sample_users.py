@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from turbogr.data.item_info import ItemInfo
 from turbogr.data.split import Split
 from turbogr.data.store import Store
 from turbogr.data.vocabulary import Int64Array
@@ -35,7 +36,8 @@ def sample_users(
 ) -> dict[str, Any]:
     """Return the content of samples.json; candidates and positions are those of `evaluate`, None for MISSED.
 
-    Users are taken at even steps of the order by history length, so that short and long histories are shown.
+    Users are taken at even steps of the order by history length, so that short and long histories are shown. Items have
+    their titles where the store has them.
     """
     held_out = HeldOut.of(store, split, part)
     chosen = _spread(held_out.events - held_out.starts, num_users)
@@ -51,6 +53,8 @@ def sample_users(
     positions = target_positions(found_scores, torch.from_numpy(targets).to(found_scores.device), excluded).tolist()
     scores, rows = top_k(found_scores, k, excluded)
 
+    info = ItemInfo.of(store)
+    titles = [None] * len(targets) if info is None else info.titles(targets)
     samples = []
     for index, event in enumerate(events):
         history = slice(max(int(starts[index]), int(event) - num_history), int(event))
@@ -58,12 +62,13 @@ def sample_users(
         samples.append(
             {
                 "user": store.user_ids.decode(users[index : index + 1]).tolist()[0],
-                "history": _entries(store, store.items[history], time=store.times[history].tolist()),
+                "history": _entries(store, info, store.items[history], time=store.times[history].tolist()),
                 "target": store.item_ids.decode(targets[index : index + 1]).tolist()[0],
+                **({} if titles[index] is None else {"target_title": titles[index]}),
                 "target_time": int(store.times[event]),
                 "target_rank": None if positions[index] == MISSED else positions[index],
                 "recommendations": _entries(
-                    store, rows[index][found].cpu().numpy(), score=scores[index][found].tolist()
+                    store, info, rows[index][found].cpu().numpy(), score=scores[index][found].tolist()
                 ),
             }
         )
@@ -82,7 +87,11 @@ def _spread(lengths: Int64Array, num: int) -> Int64Array:
     return np.argsort(lengths, kind="stable")[steps]
 
 
-def _entries(store: Store, rows: Any, **column: list[Any]) -> list[dict[str, Any]]:
+def _entries(store: Store, info: ItemInfo | None, rows: Any, **column: list[Any]) -> list[dict[str, Any]]:
     ((name, values),) = column.items()
     items = store.item_ids.decode(rows).tolist()
-    return [{"item": item, name: value} for item, value in zip(items, values, strict=True)]
+    titles = [None] * len(items) if info is None else info.titles(rows)
+    return [
+        {"item": item, name: value} if title is None else {"item": item, "title": title, name: value}
+        for item, title, value in zip(items, titles, values, strict=True)
+    ]

@@ -230,3 +230,18 @@ def _plain(name: str) -> str:
 def _listed(names: Sequence[str]) -> str:
     shown = ", ".join(excerpt(name) for name in names[:20])
     return shown + (f" and {len(names) - 20} more" if len(names) > 20 else "")
+
+
+def guess_item_column(names: Sequence[str]) -> str | None:
+    """Return the first column that is usually called so for the item, None if there is none."""
+    for tier in _USUAL["item"]:
+        usual = set(tier.split())
+        found = next((name for name in names if plain_name(name) in usual), None)
+        if found is not None:
+            return found
+    return None
+
+
+def plain_name(name: str) -> str:
+    """Return the small letters and digits of a name: Movie_ID is movieid."""
+    return _plain(name)

@@ -10,9 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from turbogr.data.item_info import carry_item_info
 from turbogr.data.prepare import data_warnings
 from turbogr.data.prepare.data_warnings import DataWarning
 from turbogr.data.prepare.filters import DUPLICATES, Filters
+from turbogr.data.prepare.item_table import ItemTable, read_item_table
 from turbogr.data.prepare.ordered_map import default_threads
 from turbogr.data.prepare.progress_bar import Progress
 from turbogr.data.prepare.source import ReadOptions, Source
@@ -21,7 +23,7 @@ from turbogr.data.prepare.sources.memory_table import table_source
 from turbogr.data.prepare.store_builder import StoreBuilder
 from turbogr.data.prepare.time_column import UNITS
 from turbogr.data.split import parse_rule
-from turbogr.data.store import Store
+from turbogr.data.store import ITEM_INFO, Store
 from turbogr.data.store_writer import StoreWriter
 from turbogr.errors import Note, UserError
 from turbogr.plugins import load_plugins
@@ -53,6 +55,9 @@ def prepare(
     ties: str | None = None,
     where: str | Sequence[str] = (),
     extend: str | os.PathLike[str] | None = None,
+    item_info: Any = None,
+    item_info_id: str | None = None,
+    item_info_title: str | None = None,
     overwrite: bool = False,
     threads: int | None = None,
     progress: bool = False,
@@ -73,6 +78,8 @@ def prepare(
             the extended store, else that of the file.
         where: conditions on records, such as "rating >= 4".
         extend: a store whose users and items keep their rows; new ones are appended.
+        item_info: a file or table with a record per item, as in `add_item_info`; `item_info_id` and `item_info_title`
+            name its columns. A store that extends another takes over what is known of the items there.
         plugins: modules or files that register sources.
         own: options that only this source has.
 
@@ -111,11 +118,14 @@ def prepare(
         _refuse_options_of_times(rule, duplicates, ties, options)
     if known is not None and text_ids:
         _refuse_text_ids(known)
+    items = _item_table(item_info, item_info_id, item_info_title, reader.columns.item)
+    had_item_info = (Path(out) / ITEM_INFO).exists()
     with StoreWriter(out, overwrite=overwrite) as writer, contextlib.ExitStack() as cleanup:
         builder = StoreBuilder(
             writer, cleanup, kind, reader, options, filters, rule, ties or order, known, threads, Progress(progress)
         )
         store = builder.build()
+    _add_item_info(store, items, known, had_item_info)
     for sentence in builder.warnings:
         warnings.warn(sentence, DataWarning, stacklevel=2)
     in_file_order = data_warnings.ties_in_file_order(store)
@@ -125,6 +135,32 @@ def prepare(
     if leak is not None:  # the source's usual split is expected to leak
         warnings.warn(leak, Note if split is None else DataWarning, stacklevel=2)
     return store
+
+
+def _item_table(items: Any, id_column: str | None, title_column: str | None, log_column: str) -> ItemTable | None:
+    """Read the table about items, before the long work starts."""
+    if items is not None:
+        return read_item_table(items, id_column, title_column, log_column=log_column)
+    for option, value in (("--item-info-id", id_column), ("--item-info-title", title_column)):
+        if value is not None:
+            raise UserError(f"{option} {value} names a column of a table about items; give the table with --item-info")
+    return None
+
+
+def _add_item_info(store: Store, items: ItemTable | None, known: Store | None, had_some: bool) -> None:
+    """Add what is known of the items to a store that is complete without it."""
+    if items is not None:
+        try:
+            items.add_to(store)
+        except UserError as error:
+            raise UserError(f"{error}. The store is complete without it; `turbogr item-info` adds it later") from error
+    elif (known is None or carry_item_info(known, store) is None) and had_some:
+        warnings.warn(
+            f"the store that {store.path} replaces had titles or other columns about its items; give them again with "
+            "--item-info or `turbogr item-info`",
+            Note,
+            stacklevel=3,
+        )
 
 
 def prepare_table(table: Any, out: str | os.PathLike[str], **options: Any) -> Store:
