@@ -28,6 +28,7 @@ from typing import Any, NoReturn, TextIO
 from turbogr import __version__
 from turbogr.errors import Note, RankLost, ReportedByOtherRank, UserError
 from turbogr.option_hints import command_hint, option_hint, positional_hint
+from turbogr.option_names import command_line
 
 COMMANDS = {
     "prepare": "turn an interaction log into a prepared store",
@@ -65,7 +66,7 @@ _REPORT_SECONDS = 3.0  # the launcher stops all ranks when one ends; the rank th
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `turbogr` with the arguments of a command line and return the exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    with _own_warnings_in_one_line(), _Stopping() as stopping:
+    with command_line(), _own_warnings_in_one_line(), _Stopping() as stopping:
         try:
             status = _run(arguments, stopping)
             sys.stdout.flush()

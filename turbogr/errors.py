@@ -6,6 +6,8 @@ import difflib
 import re
 from collections.abc import Iterable, Sequence
 
+from turbogr.option_names import in_terms_of_caller
+
 _MOST_SUGGESTED = 3
 _VERY_SIMILAR = 0.7
 
@@ -14,10 +16,15 @@ class UserError(ValueError):
     """A mistake in the user's input; the message names the value, where it was given, and the remedy.
 
     The command line prints only the message and exits with status 2. Any other exception is a bug of TurboGR and keeps
-    its traceback. `stage`: the stage of the training step that raised it, once the message names that stage.
+    its traceback. Options are called as on the command line where a message is written, and as the caller knows them
+    where it is read: `--out` or `out=`. `stage`: the stage of the training step that raised it, once the message names
+    that stage.
     """
 
     stage: str | None = None
+
+    def __str__(self) -> str:
+        return in_terms_of_caller(super().__str__())
 
 
 class ReportedByOtherRank(UserError):
@@ -30,6 +37,9 @@ class RankLost(UserError):
 
 class Note(UserWarning):
     """Information about what was done, with nothing to do; the command line prints it as a note."""
+
+    def __str__(self) -> str:
+        return in_terms_of_caller(super().__str__())
 
 
 def excerpt(text: str, longest: int = 60) -> str:

@@ -460,9 +460,9 @@ def _site_folders() -> list[Path]:
 def _missing(kind: str, name: str, run: str | Path, origin: Any, stored: Sequence[str]) -> UserError:
     plugin = str(origin) if isinstance(origin, str) else stored[0] if len(stored) == 1 else None
     if plugin is not None and not _is_file(plugin):
-        remedy = f"install the package that has the module '{plugin}', or give it with --plugins {plugin}"
+        remedy = f"install the package that has the module '{plugin}', or give it with --plugins={plugin}"
     else:
-        remedy = f"give it again with --plugins {plugin or 'FILE'} (in Python: plugins=[...])"
+        remedy = f"give it again with --plugins={plugin or 'FILE'}"
     of = f" of the plug-in {plugin}" if plugin else " of a plug-in"
     reason = "a run's own files are never imported, and this one is not installed"
     return UserError(f"{run} needs the {kind} '{name}'{of}; {reason}. If you trust it, {remedy}")

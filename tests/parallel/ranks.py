@@ -10,6 +10,8 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
+from turbogr.option_names import command_line
+
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["torch._dynamo", "turbogr.training.run", "tests.parallel.ranks"])
 
@@ -68,6 +70,7 @@ def _run(pipe: Connection, environment: dict[str, Any], function: Callable[..., 
 
     torch.set_num_threads(1)
     try:
-        pipe.send((True, function(*args)))
+        with command_line():  # as in tests of this process, see tests/conftest.py
+            pipe.send((True, function(*args)))
     except BaseException:
         pipe.send((False, traceback.format_exc()))

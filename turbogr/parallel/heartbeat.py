@@ -18,6 +18,8 @@ from contextlib import suppress
 
 from torch.distributed.distributed_c10d import Store
 
+from turbogr.option_names import in_terms_of_caller
+
 _INTERVAL_SECONDS = 1.0
 _SILENT_INTERVALS = 4  # a running rank writes at least one heartbeat in this many intervals
 _DONE = "done"
@@ -161,5 +163,5 @@ def _end_process(message: str) -> None:
     """End this process, whose main thread may be waiting for a message that never arrives."""
     if message:
         line = f"turbogr: error: {message}. The run continues from its last checkpoint with --resume"
-        print(line, file=sys.stderr, flush=True)
+        print(in_terms_of_caller(line), file=sys.stderr, flush=True)
     os._exit(SILENT_RANK_STATUS)

@@ -83,7 +83,7 @@ class WarmStart:
         if num_known > store.num_items or store.item_ids.fingerprint(num_known) != data["items_fingerprint"]:
             raise UserError(
                 f"{store.path} does not extend the data of {self.run}, so its items have other rows; prepare it with "
-                f"--extend {data['path']}"
+                f"--extend={data['path']}"
             )
 
 

@@ -103,7 +103,7 @@ def parse_condition(text: str) -> RecordFilter:
             raise ValueError
         name, comparison, bound = match.group(1), _COMPARISONS[match.group(2)], float(match.group(3))
     except ValueError:
-        raise UserError(f"cannot read the condition {text!r}; write it like --where 'rating >= 4'") from None
+        raise UserError(f"cannot read the condition {text!r}; write it like --where='rating >= 4'") from None
 
     def keep(columns: dict[str, NDArray[np.float64]]) -> NDArray[np.bool_]:
         values = columns[name]
@@ -184,7 +184,7 @@ def _refuse_unclear(found: Mapping[str, Sequence[str]], names: Sequence[str], wh
     if missing:
         roles = _enumerated([f"the {role}" for role in missing], "or")
         options = _enumerated([f"--{role}-column" for role in missing], "and")
-        remedy = ", or --time-column none if the records are in time order" if "time" in missing else ""
+        remedy = ", or --time-column=none if the records are in time order" if "time" in missing else ""
         problems.append(
             f"no column looks like {roles} among {_listed(names)}; name {'it' if len(missing) == 1 else 'them'} "
             f"with {options}{remedy}"
@@ -206,7 +206,7 @@ def _hints(missing: Sequence[str], found: Mapping[str, Sequence[str]], names: Se
         return ""
     if not meant:
         return ""
-    return f" Did you mean {' '.join(f'--{role}-column {name[:80]}' for role, name in meant.items())}?"
+    return f" Did you mean {' '.join(f'--{role}-column={name[:80]}' for role, name in meant.items())}?"
 
 
 def _nearest_to_usual(role: str, names: Sequence[str]) -> str | None:

@@ -14,6 +14,7 @@ from turbogr.data.store import Store
 from turbogr.data.times import iso_time
 from turbogr.data.vocabulary import Int64Array
 from turbogr.errors import excerpt
+from turbogr.option_names import in_terms_of_caller
 
 FIRST_USUAL_TIME = 631_152_000  # 1990
 _LEAK_WORTH_A_NOTE = 0.01
@@ -25,6 +26,9 @@ _WORDS_FOR_MISSING = ("", "null", "nan", "none", "na", "n/a", "<na>", "nil", "na
 
 class DataWarning(UserWarning):
     """Something in the data looks odd but works; the user should look at it."""
+
+    def __str__(self) -> str:
+        return in_terms_of_caller(super().__str__())
 
 
 def similar_ids(role: str, ids: Int64Array | pa.Array) -> list[str]:
@@ -103,7 +107,7 @@ def ties_in_file_order(store: Store) -> str | None:
     return (
         f"{events / store.num_events:.0%} of the events have the time of the user's event before them; the order "
         "of the input says which comes first, and which is held out. If that order means nothing or reveals too much, "
-        "use --ties random"
+        "use --ties=random"
     )
 
 
@@ -115,6 +119,6 @@ def training_on_the_future(store: Store) -> str | None:
         return None
     return (
         f"{split.rule} trains on the future: on average {leak.later_share:.0%} of the training events happen after the "
-        f"event to be predicted. That is how published figures are made; --split time:{iso_time(leak.late_time)} "
+        f"event to be predicted. That is how published figures are made; --split=time:{iso_time(leak.late_time)} "
         "cuts strictly"
     )

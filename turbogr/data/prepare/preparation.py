@@ -205,9 +205,9 @@ def _refuse_options_of_times(rule: str, duplicates: str | None, ties: str | None
     if rule.startswith("time:"):
         raise UserError(f"split {rule!r} needs times, but the log has only an order; use leave-one-out")
     if duplicates == "exact":
-        raise UserError("--duplicates exact compares times, but the log has only an order; use item or keep")
+        raise UserError("--duplicates=exact compares times, but the log has only an order; use item or keep")
     if ties is not None:
-        raise UserError(f"--ties {ties} is about events at the same time, but the log has only an order; leave it out")
+        raise UserError(f"--ties={ties} is about events at the same time, but the log has only an order; leave it out")
     for name, given in (("unit", options.time_unit != "auto"), ("format", options.time_format is not None)):
         if given:
             raise UserError(f"--time-{name} says how times are written, but the log has none; leave it out")
@@ -217,7 +217,7 @@ def _refuse_text_ids(known: Store) -> None:
     for role, ids in (("user", known.user_ids), ("item", known.item_ids)):
         if not ids.is_text:
             raise UserError(
-                f"--text-ids does not go with --extend {known.path}, whose {role} ids are integers; leave one out"
+                f"--text-ids does not go with --extend={known.path}, whose {role} ids are integers; leave one out"
             )
 
 

@@ -105,7 +105,7 @@ def detect_form(values: pa.Array, name: str, unit: str, format: str | None) -> T
         return _number_form("integer", readable.cast(pa.int64()), name, unit)
     if unit != "auto":
         raise UserError(
-            f"--time-unit {unit} is for numbers, but column {name!r} holds text like {texts[0].as_py()[:40]!r}; "
+            f"--time-unit={unit} is for numbers, but column {name!r} holds text like {texts[0].as_py()[:40]!r}; "
             "leave it out"
         )
     fine = pc.any(pc.match_substring_regex(texts, _FINER_THAN_MICROSECONDS)).as_py()
@@ -124,7 +124,7 @@ def _some_iso(texts: pa.Array) -> bool:
 
 def _written_form(format: str) -> TimeForm:
     """Check `format` on a known time, so that a mistake in it is not reported as one in the data."""
-    said = f"--time-format {format!r}"
+    said = f"--time-format={format!r}"
     plain = re.sub("%.", lambda match: _SHORTHANDS.get(match.group(), match.group()), format)
     if not re.search("%[YyGcx]", plain.replace("%%", "")):
         raise UserError(f"{said} does not name the year (%Y); write it like %d/%m/%Y or '%Y-%m-%d %H:%M:%S'")
@@ -163,7 +163,7 @@ def _check_suffix(values: pa.Array, name: str, unit: str, guess: str) -> None:
         days = {ticks: EPOCH + datetime.timedelta(seconds=middle / TICKS[ticks]) for ticks in (unit, guess)}
         raise UserError(
             f"column {name!r} holds times like {middle:.0f}: {days[unit]:%Y-%m-%d} if its unit is {unit!r} as the name "
-            f"says, but {days[guess]:%Y-%m-%d} in {guess!r}; say --time-unit {guess} or --time-unit {unit}"
+            f"says, but {days[guess]:%Y-%m-%d} in {guess!r}; say --time-unit={guess} or --time-unit={unit}"
         )
 
 
@@ -227,7 +227,7 @@ def explain(reason: int, text: str, form: TimeForm, name: str) -> str:
     if reason == UNREADABLE:
         examples = {
             "iso": "a date or time like 2022-05-01 or 2022-05-01T12:30:00",
-            "YYYYMMDD": "a day like 20220501, which most times are (--time-unit s would read them all as seconds)",
+            "YYYYMMDD": "a day like 20220501, which most times are (--time-unit=s would read them all as seconds)",
         }
         expected = examples.get(form.kind, "a number")
         if form.kind == "format":
@@ -242,7 +242,7 @@ def explain(reason: int, text: str, form: TimeForm, name: str) -> str:
         return f"the time {shown} (column {name!r}) {year}; see --time-unit"
     return (
         f"the time {shown} (column {name!r}) does not fit the unit {form.unit!r} that most times have; "
-        f"say --time-unit {form.unit} if it is right"
+        f"say --time-unit={form.unit} if it is right"
     )
 
 

@@ -36,7 +36,7 @@ _LONGEST_QUOTED = 1 << 26
 _UNIT_SEPARATOR = "\x1f"
 _LONGEST_NAME = 1 << 16
 _LINE_END = re.compile(rb"\r\n|\n|\r")
-_UNQUOTED = "say --quote none if quotes are part of the text"
+_UNQUOTED = "say --quote=none if quotes are part of the text"
 _BOMS = {b"\xff\xfe\0\0": "UTF-32", b"\0\0\xfe\xff": "UTF-32", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
 
 

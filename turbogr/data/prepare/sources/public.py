@@ -84,7 +84,7 @@ def open_amazon(paths: Sequence[Path], options: ReadOptions) -> DelimitedReader 
     if len(user) == _LENGTH_OF_ASIN and len(item) > _LENGTH_OF_ASIN:
         raise UserError(
             f"{files[0]}, line 1: {user!r} looks like an item and {item!r} like a user; "
-            "if the file is in the order item,user, say --user-column item --item-column user"
+            "if the file is in the order item,user, say --user-column=item --item-column=user"
         )
     return DelimitedReader(files, layout, columns, options)
 
