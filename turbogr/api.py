@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
+from turbogr.errors import UserError
 from turbogr.evaluation.user_positions import Measured
 from turbogr.runs import Which, open_run
+from turbogr.tasks.retrieval import RetrievalTask
 from turbogr.training.checkpoint_selection import describe_checkpoint
 
 
@@ -20,7 +22,8 @@ class RunEvaluation:
     """Metrics of a run on its held-out items: `metrics`, those of the `baselines` by name, and what was measured.
 
     `standard_errors` and `baseline_standard_errors` have the same form; 1.96 of them to both sides are a 95 %
-    confidence interval.
+    confidence interval. `metrics_exclude_seen` and `metrics_include_seen` are those without and with the users' earlier
+    items among the candidates; `metrics` is one of the two. They are None for tasks that do not recommend items.
     """
 
     part: str
@@ -31,6 +34,8 @@ class RunEvaluation:
     protocol: str
     standard_errors: dict[str, float] = field(default_factory=dict)
     baseline_standard_errors: dict[str, dict[str, float]] = field(default_factory=dict)
+    metrics_exclude_seen: dict[str, float] | None = None
+    metrics_include_seen: dict[str, float] | None = None
 
 
 def evaluate(
@@ -39,19 +44,27 @@ def evaluate(
     data: str | Path | None = None,
     which: Which = "best",
     part: Literal["test", "valid"] = "test",
+    filter_seen: bool | None = None,
     plugins: Sequence[str | Path] = (),
 ) -> RunEvaluation:
     """Measure a trained run as `turbogr evaluate` does, without writing into its folder.
 
-    `data` is where the store is now if it was moved. `plugins` are files or modules of your own that the run needs.
+    `data` is where the store is now if it was moved. `filter_seen` says whether items that a user has had before are
+    left out of the candidates; None: as the run was trained. `plugins` are files or modules of your own that the run
+    needs.
 
     Raises:
-        UserError: not a run, no checkpoint, no store, or a split that holds nothing out for this part.
+        UserError: not a run, no checkpoint, no store, a split that holds nothing out for this part, or `filter_seen`
+            for a task that does not recommend items.
     """
     opened = open_run(run, data=data, which=which, plugins=plugins)
-    result = opened.task.evaluate(opened.tables, opened.store, opened.split, part)
-    baselines = opened.task.measure_baselines(opened.store, opened.split, part)
+    options: dict[str, Any] = {} if filter_seen is None else {"filter_seen": filter_seen}
+    if options and not isinstance(opened.task, RetrievalTask):
+        raise UserError(f"filter_seen is for runs of the task 'retrieval', not of '{opened.task.name}'; leave it out")
+    result = opened.task.evaluate(opened.tables, opened.store, opened.split, part, **options)
+    baselines = opened.task.measure_baselines(opened.store, opened.split, part, **options)
     protocol = f"{result.protocol}; {describe_checkpoint(opened.config, opened.split, opened.checkpoint, part)}"
+    model = Measured.of(result)
     return RunEvaluation(
         part,
         result.metrics,
@@ -59,6 +72,8 @@ def evaluate(
         result.num_users,
         opened.checkpoint.step,
         protocol,
-        Measured.of(result).standard_errors,
+        model.standard_errors,
         {name: system.standard_errors for name, system in baselines.items()},
+        model.metrics_exclude_seen,
+        model.metrics_include_seen,
     )

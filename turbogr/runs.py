@@ -187,6 +187,12 @@ def metrics_of(evaluation: Mapping[str, Any]) -> dict[str, float]:
     return {name: value for name, value in numbers.items() if math.isfinite(value)}
 
 
+def protocol_text(result: Mapping[str, Any]) -> str:
+    """Return the sentence that says what summary.json or evaluation.json measured; summaries of 0.1.0 have it alone."""
+    protocol = result.get("protocol")
+    return str((protocol.get("text") if isinstance(protocol, Mapping) else protocol) or "")
+
+
 @dataclass(frozen=True)
 class ChosenCheckpoint:
     """A checkpoint of a run. `which` is "last" where there is no best one yet; `epoch` is None where it is unknown."""

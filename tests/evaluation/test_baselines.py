@@ -58,7 +58,6 @@ def definition(
     num_users=st.integers(2, 12),
     num_items=st.integers(1, 12),
     part=st.sampled_from(["valid", "test"]),
-    filter_seen=st.booleans(),
     weight=st.sampled_from([1, 3, 1000]),
     max_pairs=st.sampled_from([1, 7, 10**6]),
     max_events=st.sampled_from([1, 9, 10**6]),
@@ -70,7 +69,6 @@ def test_baselines_follow_their_definitions(
     num_users: int,
     num_items: int,
     part: str,
-    filter_seen: bool,
     weight: int,
     max_pairs: int,
     max_events: int,
@@ -83,11 +81,12 @@ def test_baselines_follow_their_definitions(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(baselines, "MAX_PAIRS", max_pairs)
         patch.setattr(baselines, "MAX_EVENTS", max_events)
-        popular = popularity_positions(held_out, counts, filter_seen=filter_seen)
-        markov = markov_positions(held_out, split, counts, filter_seen=filter_seen, weight=weight)
-    wanted = definition(drawn, num_items, part, filter_seen, weight)
-    assert popular.tolist() == wanted[0]
-    assert markov.tolist() == wanted[1]
+        popular = popularity_positions(held_out, counts)
+        markov = markov_positions(held_out, split, counts, weight=weight)
+    for place, filter_seen in enumerate((True, False)):
+        wanted = definition(drawn, num_items, part, filter_seen, weight)
+        assert popular[place].tolist() == wanted[0]
+        assert markov[place].tolist() == wanted[1]
 
 
 def test_held_out_users_are_accounted_for(make_store: MakeStore) -> None:
@@ -126,7 +125,7 @@ def test_baselines_can_be_interrupted(make_store: MakeStore) -> None:
     with pytest.raises(Interrupted):
         popularity_positions(held_out, counts, stop=stop)
     with pytest.raises(Interrupted):
-        markov_positions(held_out, split, counts, filter_seen=False, stop=stop)
+        markov_positions(held_out, split, counts, stop=stop)
 
 
 @pytest.mark.skipif(

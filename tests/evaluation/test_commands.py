@@ -82,6 +82,57 @@ def test_another_filter_leaves_the_run_as_it_is(run: Path, tmp_path: Path, capsy
     assert "--filter-last is 0; give at least 1" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("filter_seen", [True, False])
+def test_the_other_way_is_measured_without_training_and_leaves_the_run_as_it_is(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], filter_seen: bool
+) -> None:
+    settings = yaml.safe_load((run / "config.yaml").read_text())
+    settings["evaluate"]["filter_seen"] = filter_seen
+    (run / "config.yaml").write_text(yaml.safe_dump(settings))
+    own, other = ("--exclude-seen", "--include-seen") if filter_seen else ("--include-seen", "--exclude-seen")
+    before = sorted(path.name for path in run.iterdir())
+    assert cli.main(["evaluate", str(run), other, "--json", str(tmp_path / "other.json")]) == 0
+    assert ("earlier items included" in capsys.readouterr().out) == filter_seen
+    assert sorted(path.name for path in run.iterdir()) == before
+    found = json.loads((tmp_path / "other.json").read_text())
+    opened = open_run(run)
+    scorer = ModelScorer(opened.encoder, 12)
+    wanted = evaluate(scorer, opened.store, opened.split, ks=(5, 10), filter_seen=not filter_seen)
+    assert found["parts"]["test"]["model"] == wanted.metrics
+    assert (
+        found["parts"]["test"]["markov"]
+        == opened.task.baselines(opened.store, opened.split, "test", filter_seen=not filter_seen)["markov"]
+    )
+    assert found["rule"]["filter_seen"] == (not filter_seen)
+
+    assert cli.main(["evaluate", str(run), own]) == 0
+    record = json.loads((run / "evaluation.json").read_text())
+    assert record["parts"]["test"]["model"] != wanted.metrics
+    assert record["parts_exclude_seen"]["test"]["model"] == wanted.metrics_exclude_seen
+    assert record["parts_include_seen"]["test"]["model"] == wanted.metrics_include_seen
+    assert record[f"parts{own.replace('-', '_')[1:]}"]["test"] == record["parts"]["test"]
+    assert record[f"parts{other.replace('-', '_')[1:]}"]["test"] == found["parts"]["test"], "baselines too"
+    settings["evaluate"]["filter_seen"] = not filter_seen  # as a resumed run may be changed
+    (run / "config.yaml").write_text(yaml.safe_dump(settings))
+    assert cli.main(["evaluate", str(run), "--part", "valid"]) == 0
+    assert list(json.loads((run / "evaluation.json").read_text())["parts"]) == ["valid"], "no mixture of protocols"
+
+
+def test_options_about_seen_items_that_contradict_each_other_are_refused(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["evaluate", str(run), "--include-seen", "--exclude-seen"]) == 2
+    assert "not allowed with" in capsys.readouterr().err
+    assert cli.main(["evaluate", str(run), "--include-seen", "--filter-last", "2"]) == 2
+    assert "--filter-last makes no sense for --include-seen" in capsys.readouterr().err
+    settings = yaml.safe_load((run / "config.yaml").read_text())
+    settings["evaluate"]["filter_seen"] = False
+    (run / "config.yaml").write_text(yaml.safe_dump(settings))
+    assert cli.main(["evaluate", str(run), "--filter-last", "2"]) == 2
+    assert "no sense for a run with evaluate.filter_seen=false" in capsys.readouterr().err
+    assert cli.main(["evaluate", str(run), "--filter-last", "2", "--exclude-seen"]) == 0
+
+
 def test_evaluate_prints_and_writes_what_it_measured(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert cli.main(["evaluate", str(run), "--json", str(tmp_path / "copy.json")]) == 0
     printed = capsys.readouterr().out

@@ -98,6 +98,8 @@ def test_positions_follow_the_definition(make_store: MakeStore, part: str, filte
     assert (MISSED in result.positions) == filter_seen, "some held-out items must be repeated"
     assert max(encoder.lengths) == 7
     assert result.positions.tolist() == definition(encoder, store, split, part, 7, filter_seen)
+    for way, found in ((True, result.metrics_exclude_seen), (False, result.metrics_include_seen)):
+        assert found == ranking_metrics(np.array(definition(encoder, store, split, part, 7, way)))
     assert result.metrics == ranking_metrics(result.positions)
     assert result.users.tolist() == np.flatnonzero(split.targets(part) >= 0).tolist()
     assert result.num_users + sum(result.skipped.values()) == store.num_users
@@ -243,6 +245,7 @@ def test_the_evaluation_file_has_the_agreed_keys(tmp_path: Path) -> None:
         selected_on="valid ndcg@10",
         rule={"filter_seen": True},
         standard_errors={"test": {"model": {"hr@10": 0.01}}},
+        both_ways={"parts_exclude_seen": {"test": {"model": {"hr@10": 0.5}}}},
     )
     assert json.loads(path.read_text()) == {
         "step": 3,
@@ -251,6 +254,7 @@ def test_the_evaluation_file_has_the_agreed_keys(tmp_path: Path) -> None:
         "parts": parts,
         "standard_errors": {"test": {"model": {"hr@10": 0.01}}},
         "coverage": {},
+        "parts_exclude_seen": {"test": {"model": {"hr@10": 0.5}}},
         "num_users": 7,
         "skipped": {},
         "rule": {"filter_seen": True},

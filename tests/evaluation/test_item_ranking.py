@@ -11,7 +11,14 @@ from torch import Tensor
 
 from turbogr.errors import UserError
 from turbogr.evaluation import item_ranking as ranking
-from turbogr.evaluation.item_ranking import DenseItems, VectorScores, held_queries, target_positions, top_k
+from turbogr.evaluation.item_ranking import (
+    DenseItems,
+    VectorScores,
+    held_queries,
+    positions_both_ways,
+    target_positions,
+    top_k,
+)
 from turbogr.evaluation.metrics import MISSED
 from turbogr.jagged import Jagged
 
@@ -75,6 +82,9 @@ def test_ranks_follow_the_definition(problem: tuple[Tensor, Tensor, list[int], l
     assert ranks.tolist() == naive_ranks(scores, targets, seen)
     unfiltered = target_positions(VectorScores(queries, DenseItems(items)), torch.tensor(targets))
     assert unfiltered.tolist() == naive_ranks(scores, targets, [[]] * len(targets))
+    both = positions_both_ways(VectorScores(queries, DenseItems(items)), torch.tensor(targets), jagged(seen))
+    assert both.exclude_seen.tolist() == ranks.tolist()
+    assert both.include_seen.tolist() == unfiltered.tolist()
 
 
 @given(problems(), st.integers(1, 50))

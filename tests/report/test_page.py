@@ -256,18 +256,20 @@ def write_best(run, step):
     (run / "checkpoints" / "best.json").write_text(json.dumps({"step": step, "epoch": 1, "value": 0.2}))
 
 
-def write_summary(run, step):
+def write_summary(run, step, *, old=False):
     metrics = {"hr@10": 0.4231, "ndcg@10": 0.25}
     baselines = {"popularity": {"hr@10": 0.05, "ndcg@10": 0.02}, "markov": {"hr@10": 0.2, "ndcg@10": 0.1}}
     content = {"status": "finished", "part": "test", "metrics": metrics, "baselines": baselines, "num_users": 777}
     protocol = f"the test item is ranked against all 700 items; best checkpoint, of step {step}"
-    (run / "summary.json").write_text(json.dumps({**content, "protocol": protocol, "step": step, "steps": 2000}))
+    content["protocol"] = protocol if old else {"seen": "excluded", "text": protocol}  # 0.1.0 wrote the text alone
+    (run / "summary.json").write_text(json.dumps({**content, "step": step, "steps": 2000}))
 
 
-def test_a_run_that_was_only_trained_shows_its_summary(run_folder):
+@pytest.mark.parametrize("old", [False, True])
+def test_a_run_that_was_only_trained_shows_its_summary(run_folder, old):
     (run_folder / "evaluation.json").unlink()
     write_best(run_folder, 1150)
-    write_summary(run_folder, 1150)
+    write_summary(run_folder, 1150, old=old)
     text = report(run_folder).text
     assert "top 10 for 42.3 % of the users" in text
     assert "8.5× the most popular items (5.0 %)" in text

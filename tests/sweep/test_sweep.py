@@ -680,7 +680,12 @@ def test_a_published_recipe_can_choose_its_epoch_on_a_validation_item(tmp_path, 
     evaluations = [record for record in records if record["kind"] == "eval"]
     assert {record["part"] for record in evaluations} == {"valid"} and summary["part"] == "test"
     assert summary["step"] == max(evaluations, key=lambda record: record["hr@10"])["step"]
-    assert "leave-two-out" in summary["protocol"] and "the test item is ranked against all" in summary["protocol"]
+    protocol = summary["protocol"]["text"]
+    assert "leave-two-out" in protocol and "the test item is ranked against all" in protocol
+    before = (out / "sweep.json").read_text()
+    (out / "hstu" / "summary.json").write_text(json.dumps({**summary, "protocol": protocol}))  # as 0.1.0 wrote it
+    assert sweep(published, data, out, *(part for setting in settings for part in ("--set", setting))) == 0
+    assert (out / "sweep.json").read_text() == before
     assert main(["evaluate", str(out / "hstu"), "--part", "test"]) == 0
     tested = json.loads((out / "hstu" / "evaluation.json").read_text())
     assert next(iter(tested["parts"]["test"].values())) == summary["metrics"] and tested["step"] == summary["step"]

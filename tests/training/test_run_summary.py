@@ -36,13 +36,38 @@ def test_the_summary_tells_what_the_best_checkpoint_is_worth(config: Config, sto
     assert 0 < found["coverage"]["num_shown"] <= found["coverage"]["num_items"] == store.num_items
     samples = json.loads((run / "samples.json").read_text())
     assert samples["step"] == found["step"] and samples["users"]
-    assert found["selected_on"] == "valid hr@10" and found["protocol"] == measured.protocol
+    assert found["selected_on"] == "valid hr@10" and found["protocol"]["text"] == measured.protocol
     assert measured.protocol.endswith(", chosen by its hr@10 on the validation items")
     assert 0 < found["mfu_strict"] < found["mfu_nominal"]
     assert found["tokens_per_second"] > 0 and found["wall_seconds"] > 0 and found["peak_memory_bytes"] > 2**20
     environment = json.loads((run / "environment.json").read_text())
     assert environment["machine"]["gemm_peak_flops"] == 1e11
     assert set(environment) == {"versions", "machine", "backends", "ranks"}
+
+
+@pytest.mark.parametrize("filter_seen", [True, False])
+def test_the_summary_has_both_ways_to_treat_seen_items(
+    config: Config, store: Store, tmp_path: Path, filter_seen: bool
+) -> None:
+    run = tmp_path / "run"
+    train(
+        dataclasses.replace(config, evaluate=dataclasses.replace(config.evaluate, filter_seen=filter_seen)),
+        store.path,
+        run,
+    )
+    found = json.loads((run / "summary.json").read_text())
+    assert found["protocol"]["seen"] == ("excluded" if filter_seen else "included")
+    assert found["metrics"] == found["metrics_exclude_seen" if filter_seen else "metrics_include_seen"]
+    assert found["metrics_exclude_seen"] != found["metrics_include_seen"], "some held-out items are repeats"
+    assert found["baselines"] == found["baselines_exclude_seen" if filter_seen else "baselines_include_seen"]
+    for name, way in (("metrics_exclude_seen", True), ("metrics_include_seen", False)):
+        alone = evaluate(run, filter_seen=way)
+        assert alone.metrics.items() <= found[name].items()
+        assert getattr(alone, name) == alone.metrics
+        for system, metrics in alone.baselines.items():
+            assert metrics.items() <= found[name.replace("metrics", "baselines")][system].items()
+        assert ("earlier items included" in alone.protocol) == (not way)
+    assert evaluate(run).metrics.items() <= found["metrics"].items()
 
 
 def test_a_summary_of_fewer_steps_does_not_survive(config: Config, store: Store, tmp_path: Path) -> None:

@@ -50,6 +50,16 @@ def add_parser(subparsers: Any) -> None:
         help="filter only the last N earlier items of a user, as some public code does, not all of them; the result is "
         "printed, and written to --json only",
     )
+    seen = parser.add_mutually_exclusive_group()
+    for name, value, meaning in (("include", False, "with"), ("exclude", True, "without")):
+        seen.add_argument(
+            f"--{name}-seen",
+            action="store_const",
+            const=value,
+            dest="filter_seen",
+            help=f"rank {meaning} the items that the user has had before, whichever way the run was trained; a result "
+            "of the other way is printed, and written to --json only",
+        )
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the result to this file too")
     parser.add_argument("--ranks", metavar="N", type=int, help="share the users among N processes on this machine")
     add_plugins_option(parser)
@@ -77,6 +87,8 @@ def _command(args: argparse.Namespace) -> list[str]:
     optional = {"--data": args.data, "--batch-size": args.batch_size, "--json": args.json}
     optional["--filter-last"] = args.filter_last
     command += plugins_arguments(args)
+    if args.filter_seen is not None:
+        command.append("--exclude-seen" if args.filter_seen else "--include-seen")
     return command + [str(part) for name, value in optional.items() if value is not None for part in (name, value)]
 
 
@@ -92,7 +104,7 @@ def _evaluate(args: argparse.Namespace, world: World) -> None:
     if args.json is not None:
         check_writable(args.json, "--json")
     opened = world.run_on_all(lambda: open_run(args.folder, data=args.data, which=args.which, plugins=args.plugins))
-    if args.filter_last is None:
+    if _is_standard(args, opened):
         for name in ("evaluation.json", "samples.json"):
             check_writable(args.folder / name, "the result")
     result = _measure(args, opened, world)
@@ -101,7 +113,7 @@ def _evaluate(args: argparse.Namespace, world: World) -> None:
     measured = {"model": Measured.of(result), **_baselines(args, opened)}
     protocol = f"{result.protocol}; {describe_checkpoint(opened.config, opened.split, opened.checkpoint, args.part)}"
     coverage = None
-    if args.filter_last is None:
+    if _is_standard(args, opened):
         coverage = opened.task.coverage(opened.tables, opened.store, opened.split, args.part)
     written = _write(args, opened, result, measured, coverage, protocol)
     described = {info.name: info for info in opened.task.describe_metrics(result.metrics)}
@@ -122,8 +134,7 @@ def _evaluate(args: argparse.Namespace, world: World) -> None:
 
 
 def _measure(args: argparse.Namespace, opened: OpenedRun, world: World) -> Measurement:
-    options = {"batch_size": args.batch_size, "filter_last": args.filter_last}
-    given = {name: value for name, value in options.items() if value is not None}
+    given = _options(args, "batch_size", "filter_last", "filter_seen")
     if given:
         _check_options(opened, given)
     num_users = int((opened.split.targets(args.part) >= 0).sum())
@@ -135,19 +146,31 @@ def _measure(args: argparse.Namespace, opened: OpenedRun, world: World) -> Measu
         )
 
 
-def _check_options(opened: OpenedRun, given: Mapping[str, int]) -> None:
-    """Raise UserError for options that the run's task does not have."""
+def _options(args: argparse.Namespace, *names: str) -> dict[str, Any]:
+    """The options that were given, as arguments of the task."""
+    return {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+
+
+def _is_standard(args: argparse.Namespace, opened: OpenedRun) -> bool:
+    """Whether the run is measured by its own protocol, so that the result belongs into its folder."""
+    return args.filter_last is None and args.filter_seen in (None, opened.config.evaluate.filter_seen)
+
+
+def _check_options(opened: OpenedRun, given: Mapping[str, Any]) -> None:
+    """Raise UserError for options that the run's task does not have, or that contradict each other."""
     from turbogr.tasks.retrieval import RetrievalTask
 
-    name = "--" + next(iter(given)).replace("_", "-")
+    name = next(iter(given))
     if not isinstance(opened.task, RetrievalTask):
-        raise UserError(f"{name} is for runs of the task 'retrieval', and this is one of '{opened.task.name}'; omit it")
-    if "filter_last" in given and not opened.config.evaluate.filter_seen:
-        raise UserError("--filter-last makes no sense for a run with evaluate.filter_seen=false; leave it out")
+        shown = {"filter_seen": "--include-seen and --exclude-seen are"}.get(name, f"--{name.replace('_', '-')} is")
+        raise UserError(f"{shown} for runs of the task 'retrieval', and this is one of '{opened.task.name}'; omit it")
+    if "filter_last" in given and not given.get("filter_seen", opened.config.evaluate.filter_seen):
+        cause = "--include-seen" if "filter_seen" in given else "a run with evaluate.filter_seen=false"
+        raise UserError(f"--filter-last makes no sense for {cause}; leave it out, or add --exclude-seen")
 
 
 def _baselines(args: argparse.Namespace, opened: OpenedRun) -> dict[str, Measured]:
-    given = {} if args.filter_last is None else {"filter_last": args.filter_last}
+    given = _options(args, "filter_last", "filter_seen")
     with tqdm(desc="measuring the baselines", bar_format="{desc} {elapsed}", delay=2, leave=False, disable=None) as bar:
 
         def update_bar() -> bool:
@@ -165,13 +188,13 @@ def _write(
     coverage: Coverage | None,
     protocol: str,
 ) -> Path | None:
-    """Write evaluation.json, samples.json and positions by user; with another filter than the run's, only --json."""
+    """Write evaluation.json, samples.json and positions by user; by another protocol than the run's, only --json."""
     from turbogr.evaluation.evaluator import write_evaluation
     from turbogr.evaluation.sample_users import write_samples
     from turbogr.evaluation.user_positions import UserPositions
     from turbogr.training.checkpoint_selection import selected_on
 
-    standard = args.filter_last is None
+    standard = _is_standard(args, opened)
     target: Path | None = args.folder / "evaluation.json" if standard else args.json
     if target is None:
         return None
@@ -192,7 +215,10 @@ def _write(
         step=opened.checkpoint.step,
         epoch=opened.checkpoint.epoch,
         selected_on=selected_on(opened.config, opened.split, opened.checkpoint),
-        rule=rule if standard else {**rule, "filter_last": args.filter_last},
+        rule=rule if standard else {**rule, **_options(args, "filter_last", "filter_seen")},
+        both_ways={
+            name: {**earlier.get(name, {}), args.part: systems} for name, systems in _both_ways(measured).items()
+        },
         **head,
     )
     if not standard:
@@ -206,6 +232,15 @@ def _write(
     if by_user is not None:
         by_user.write(args.folder)
     return target
+
+
+def _both_ways(measured: Mapping[str, Measured]) -> dict[str, dict[str, dict[str, float]]]:
+    """The metrics of all systems without and with seen items, by their names in evaluation.json."""
+    exclude = {name: system.metrics_exclude_seen for name, system in measured.items()}
+    include = {name: system.metrics_include_seen for name, system in measured.items()}
+    found = {"parts_exclude_seen": exclude, "parts_include_seen": include}
+    kept = {key: {n: m for n, m in systems.items() if m is not None} for key, systems in found.items()}
+    return {key: systems for key, systems in kept.items() if systems}
 
 
 def metric_table(
@@ -248,7 +283,9 @@ def _earlier_evaluation(path: Path, opened: OpenedRun) -> dict[str, Any]:
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
         rule = record.get("rule", record)  # 0.1.0 wrote the rule at top level
+        rule_now = opened.task.rule(opened.config.evaluate)
         same = record["step"] == opened.checkpoint.step and opened.task.is_comparable(rule)
+        same = same and rule.get("filter_seen", True) == rule_now.get("filter_seen", True)
         complete = {"parts", "num_users", "protocol", "skipped"} <= record.keys()
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return {}  # none, or a damaged one, which is replaced now

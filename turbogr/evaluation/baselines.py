@@ -37,19 +37,19 @@ Stop = Callable[[], None]  # called from time to time during long work; may rais
 
 
 def popularity_positions(
-    held_out: HeldOut, counts: Int64Array, *, filter_seen: bool = True, stop: Stop | None = None
-) -> Int64Array:
-    """Return the position of every held-out item when items are ordered by their training `counts` [V], [n] int64.
+    held_out: HeldOut, counts: Int64Array, *, stop: Stop | None = None
+) -> tuple[Int64Array, Int64Array]:
+    """Return the positions of the held-out items when items are ordered by their training `counts` [V].
 
-    With `filter_seen` a held-out item that the filter removes has the position MISSED, here and in `markov_positions`.
+    They are [n] int64 without the seen items and with them. Without, a held-out item that was seen has the position
+    MISSED, here and in `markov_positions`.
     """
     popularity = _Popularity.of(counts)
     places = popularity.places[held_out.targets]
-    positions = places + 1
-    if filter_seen:
-        everybody = np.arange(len(held_out))
-        _filter_seen(positions, held_out, everybody, lambda user, items: popularity.places[items] < places[user], stop)
-    return positions
+    among_all = places + 1
+    among_unseen, everybody = among_all.copy(), np.arange(len(held_out))
+    _filter_seen(among_unseen, held_out, everybody, lambda user, items: popularity.places[items] < places[user], stop)
+    return among_unseen, among_all
 
 
 def markov_positions(
@@ -57,19 +57,19 @@ def markov_positions(
     split: Split,
     counts: Int64Array,
     *,
-    filter_seen: bool = True,
     weight: int = VIRTUAL_TRANSITIONS,
     stop: Stop | None = None,
-) -> Int64Array:
-    """Return the position of every held-out item under the Markov chain of the training events, [n] int64.
+) -> tuple[Int64Array, Int64Array]:
+    """Return the positions of the held-out items under the Markov chain of the training events.
 
-    `counts` [V] are the items' training events; `weight` is w above, a positive whole number.
+    They are [n] int64 without the seen items and with them. `counts` [V] are the items' training events; `weight` is w
+    above, a positive whole number.
     """
     store = held_out.store
     popularity = _Popularity.of(counts)
     last_items = store.items[held_out.events - 1].astype(np.int64)
     targets = held_out.targets
-    positions, target_scores = np.empty(len(held_out), np.int64), np.empty(len(held_out), np.int64)
+    among_unseen, among_all, target_scores = (np.empty(len(held_out), np.int64) for _ in range(3))
     wanted = np.zeros(store.num_items, bool)
     wanted[last_items] = True
     for first, last in _source_ranges(np.where(wanted, counts, 0)):
@@ -80,12 +80,11 @@ def markov_positions(
         sources[:first], sources[last:] = False, False
         chain = _Chain.of(store, split, popularity, weight, sources, stop)
         scores = chain.scores(last_items[asked], targets[asked])
-        positions[asked] = 1 + chain.num_better(last_items[asked], scores, targets[asked])
-        if filter_seen:
-            target_scores[asked] = scores
-            better = functools.partial(chain.better, last_items, targets, target_scores)
-            _filter_seen(positions, held_out, asked, better, stop)
-    return positions
+        among_unseen[asked] = among_all[asked] = 1 + chain.num_better(last_items[asked], scores, targets[asked])
+        target_scores[asked] = scores
+        better = functools.partial(chain.better, last_items, targets, target_scores)
+        _filter_seen(among_unseen, held_out, asked, better, stop)
+    return among_unseen, among_all
 
 
 @dataclass(frozen=True)

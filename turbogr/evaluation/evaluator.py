@@ -22,7 +22,7 @@ from turbogr.data.store import Store
 from turbogr.data.vocabulary import Int64Array
 from turbogr.evaluation.baselines import markov_positions, popularity_positions
 from turbogr.evaluation.held_out import HeldOut
-from turbogr.evaluation.item_ranking import target_positions
+from turbogr.evaluation.item_ranking import positions_both_ways
 from turbogr.evaluation.job_pool import Interrupted, Step, run_jobs
 from turbogr.evaluation.metrics import DEFAULT_KS, MISSED, Metric, ranking_metrics, standard_errors
 from turbogr.evaluation.scorer import Scorer, batches_of
@@ -49,7 +49,9 @@ class Evaluation:
     """The result on one part: `metrics`, and the `positions` [n] of the held-out items of `users` [n] (store rows).
 
     A held-out item that the filter removed from the candidates has the position MISSED. `skipped` counts the other
-    users of the store by reason; `protocol` says in one sentence what was measured.
+    users of the store by reason; `protocol` says in one sentence what was measured. `metrics_exclude_seen` and
+    `metrics_include_seen` are those without and with the users' earlier items among the candidates; `metrics` is one of
+    the two.
     """
 
     part: str
@@ -58,6 +60,8 @@ class Evaluation:
     positions: Int64Array
     skipped: dict[str, int]
     protocol: str
+    metrics_exclude_seen: Metrics
+    metrics_include_seen: Metrics
 
     @property
     def num_users(self) -> int:
@@ -87,10 +91,10 @@ def evaluate(
 
     The scores are those of the history before the held-out event. With `filter_seen` the items of the user's earlier
     events (of the newest `filter_last` events, if given) are not candidates, and a held-out item that is among them
-    counts as missed. `batch_size` users (rounded up to whole tiles) share one pass over the
-    catalogue; unset, it follows from the size of the catalogue. `progress` is called with the number of users scored
-    since its last call. In a `world` of several ranks all of them call this function, each ranks the items of some
-    users, and each returns the whole result. `extra` are further metrics by name.
+    counts as missed; the other way is measured in the same pass. `batch_size` users (rounded up to whole tiles) share
+    one pass over the catalogue; unset, it follows from the size of the catalogue. `progress` is called with the number
+    of users scored since its last call. In a `world` of several ranks all of them call this function, each ranks the
+    items of some users, and each returns the whole result. `extra` are further metrics by name.
 
     Raises:
         Interrupted: `should_stop` returned True, on any rank; it is asked several times a second.
@@ -102,9 +106,9 @@ def evaluate(
     def rank_targets(chosen: slice, step: Step) -> Int64Array:
         histories = StoreHistories(store, held_out.users[chosen], held_out.events[chosen])
         scores = scorer.score(histories, step)
-        seen = _seen(held_out, chosen, scores.device) if filter_seen else None
-        found = target_positions(scores, targets[chosen].to(scores.device), seen)
-        positions: Int64Array = found.cpu().numpy()
+        seen = _seen(held_out, chosen, scores.device)
+        found = positions_both_ways(scores, targets[chosen].to(scores.device), seen)
+        positions: Int64Array = torch.stack(found).cpu().numpy()
         return positions
 
     num_workers, world = scorer.num_workers, world or World()
@@ -122,19 +126,23 @@ def evaluate(
             return None
 
     parts = world.gather_objects(world.run_on_all(rank_my_jobs))
-    positions = np.empty(len(held_out), np.int64)
+    both = np.empty((2, len(held_out)), np.int64)
     for rank, found in enumerate(parts):
         if found is None:
             raise Interrupted("interrupted before all users were done")
         for job, some in zip(jobs[rank :: world.size], found, strict=True):
-            positions[job] = some
+            both[:, job] = some
+    exclude_seen, include_seen = (ranking_metrics(positions, ks, extra) for positions in both)
+    positions = both[0 if filter_seen else 1]
     return Evaluation(
         part=part,
-        metrics=ranking_metrics(positions, ks, extra),
+        metrics=exclude_seen if filter_seen else include_seen,
         users=held_out.users,
         positions=positions,
         skipped=held_out.skipped,
         protocol=_protocol(store, split, part, filter_seen, filter_last, int((positions == MISSED).sum())),
+        metrics_exclude_seen=exclude_seen,
+        metrics_include_seen=include_seen,
     )
 
 
@@ -175,14 +183,20 @@ def measure_baselines(
         if should_stop is not None and should_stop():
             raise Interrupted("interrupted before the baselines were measured")
 
-    popular = popularity_positions(held_out, counts, filter_seen=filter_seen, stop=stop)
-    markov = markov_positions(held_out, split, counts, filter_seen=filter_seen, stop=stop)
-    return {"popularity": _measured(popular, ks, extra), "markov": _measured(markov, ks, extra)}
+    found = {
+        "popularity": popularity_positions(held_out, counts, stop=stop),
+        "markov": markov_positions(held_out, split, counts, stop=stop),
+    }
+    return {name: _measured(both, filter_seen, ks, extra) for name, both in found.items()}
 
 
-def _measured(positions: Int64Array, ks: Sequence[int], extra: Mapping[str, Metric] | None) -> Measured:
-    metrics = ranking_metrics(positions, ks, extra)
-    return Measured(metrics, standard_errors(positions, metrics), positions)
+def _measured(
+    both: tuple[Int64Array, Int64Array], filter_seen: bool, ks: Sequence[int], extra: Mapping[str, Metric] | None
+) -> Measured:
+    """Measure positions [n] without and with seen items; `filter_seen` chooses those of the protocol."""
+    exclude_seen, include_seen = (ranking_metrics(positions, ks, extra) for positions in both)
+    metrics, positions = (exclude_seen, both[0]) if filter_seen else (include_seen, both[1])
+    return Measured(metrics, standard_errors(positions, metrics), positions, exclude_seen, include_seen)
 
 
 def write_evaluation(
@@ -198,11 +212,13 @@ def write_evaluation(
     rule: Mapping[str, Any] | None = None,
     standard_errors: Mapping[str, Mapping[str, Metrics]] | None = None,
     coverage: Mapping[str, Any] | None = None,
+    both_ways: Mapping[str, Mapping[str, Mapping[str, Metrics]]] | None = None,
 ) -> None:
     """Write evaluation.json: `parts` maps "test" and "valid" to metrics of "model" and of each baseline.
 
     `standard_errors` has the form of `parts`; `coverage` has the model's `Coverage` by part. `rule` is what
-    `Task.rule` returns, and "filter_last" if only the newest items were filtered.
+    `Task.rule` returns, and "filter_last" if only the newest items were filtered. `both_ways` maps
+    "parts_exclude_seen" and "parts_include_seen" to what `parts` is without and with seen items among the candidates.
     """
     record = {
         "step": step,
@@ -211,6 +227,7 @@ def write_evaluation(
         "parts": parts,
         "standard_errors": dict(standard_errors or {}),
         "coverage": dict(coverage or {}),
+        **(both_ways or {}),
         "num_users": num_users,
         "skipped": dict(skipped or {}),
         "rule": dict(rule or {}),

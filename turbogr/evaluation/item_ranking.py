@@ -8,13 +8,16 @@ every product has the same shape: TILE queries (the last tile padded with zeros)
 shorter, always by the same amount). Query i of a call is in tile i // TILE. A caller that starts its calls at multiples
 of TILE therefore gets the same digits however many queries it passes at once. The scores of targets and of seen items
 are read from the same products; no score is computed in two ways.
+
+Positions with and without a query's seen items come from one pass: the second are the first less the seen items that
+come before the target.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -88,12 +91,30 @@ def held_queries(num_items: int) -> int:
     return fitting if 0 < fitting < 512 else 512
 
 
-@torch.no_grad()
+class TargetPositions(NamedTuple):
+    """1-based positions [n] int64 of each query's target: among all items but the query's seen ones, and among all."""
+
+    exclude_seen: Tensor
+    include_seen: Tensor
+
+
 def target_positions(scores: Scores, targets: Tensor, seen: Jagged | None = None) -> Tensor:
     """Return the 1-based position of each query's target among all items but the query's seen ones, [n] int64.
 
-    targets [n] int64 item rows; seen: n lists of item rows, in any order, repeats allowed. A target that was seen is
-    not a candidate either and has the position MISSED: if the filter kept it, and it alone, the filter would reveal it.
+    As `positions_both_ways`, which has the arguments and the rule.
+    """
+    if seen is None:
+        seen = Jagged(targets[:0], targets.new_zeros(len(targets) + 1))
+    return positions_both_ways(scores, targets, seen).exclude_seen
+
+
+@torch.no_grad()
+def positions_both_ways(scores: Scores, targets: Tensor, seen: Jagged) -> TargetPositions:
+    """Return the 1-based positions of each query's target with and without the query's seen items.
+
+    targets [n] int64 item rows; seen: n lists of item rows, in any order, repeats allowed. Where seen items are
+    excluded, a target that was seen is not a candidate either and has the position MISSED: if the filter kept it, and
+    it alone, the filter would reveal it.
 
     Raises:
         UserError: a score that is not a finite number.
@@ -115,18 +136,18 @@ def target_positions(scores: Scores, targets: Tensor, seen: Jagged | None = None
                 target_score[tile, inside, 0] = values[inside, target[tile, inside, 0] - start]
 
     better = torch.zeros(target.shape[:2], dtype=torch.int64, device=scores.device)
+    better_and_seen = torch.zeros_like(better)
     for chunk, start, stop in _chunks(scores):
         for tile in range(held.num_tiles):
             values = held.take(tile, chunk)
-            masks[tile].apply(values, chunk)
             inside = _inside(target[tile], start, stop)
-            values[inside, target[tile, inside, 0] - start] = target_score[tile, inside, 0]
             better[tile] += _num_better(values, target_score[tile], target[tile] - start, len(inside))
-    positions = better.view(-1)[:num_queries] + 1
-    if seen is not None:
-        of_query = seen.row_index()
-        positions[of_query[seen.values == targets[of_query]]] = MISSED
-    return positions
+            better_and_seen[tile] += masks[tile].num_better(values, chunk, target_score[tile], target[tile])
+    among_all = better.view(-1)[:num_queries] + 1
+    among_unseen = among_all - better_and_seen.view(-1)[:num_queries]
+    of_query = seen.row_index()
+    among_unseen[of_query[seen.values == targets[of_query]]] = MISSED
+    return TargetPositions(among_unseen, among_all)
 
 
 @torch.no_grad()
@@ -251,7 +272,7 @@ def _chunks(scores: Scores) -> Iterator[tuple[int, int, int]]:
 
 @dataclass(frozen=True)
 class _Mask:
-    """Pairs (query of the tile, item row) that are not candidates, sorted by item row; `bounds` cuts them by chunk."""
+    """Distinct pairs (query of the tile, item row) that are no candidates, by item row; `bounds` cuts them by chunk."""
 
     queries: Tensor
     rows: Tensor
@@ -260,6 +281,14 @@ class _Mask:
     def apply(self, values: Tensor, chunk: int) -> None:
         cut = slice(self.bounds[chunk], self.bounds[chunk + 1])
         values[self.queries[cut], self.rows[cut] - chunk * CHUNK] = -torch.inf
+
+    def num_better(self, values: Tensor, chunk: int, target_score: Tensor, target: Tensor) -> Tensor:
+        """Count the pairs of a chunk whose items come before the query's target, [TILE]."""
+        cut = slice(self.bounds[chunk], self.bounds[chunk + 1])
+        queries, rows = self.queries[cut], self.rows[cut]
+        found, wanted = values[queries, rows - chunk * CHUNK], target_score[queries, 0]
+        before = (found > wanted) | ((found == wanted) & (rows < target[queries, 0]))
+        return torch.bincount(queries[before], minlength=TILE)
 
 
 def _masks(excluded: Jagged | None, scores: Scores) -> list[_Mask]:
@@ -274,9 +303,11 @@ def _masks(excluded: Jagged | None, scores: Scores) -> list[_Mask]:
     for first in range(0, scores.num_queries, TILE):
         last = min(first + TILE, scores.num_queries)
         cut = slice(int(excluded.offsets[first]), int(excluded.offsets[last]))
-        rows, order = excluded.values[cut].to(torch.int64).sort()
+        pairs, _ = (excluded.values[cut].to(torch.int64) * TILE + query_of[cut] - first).sort()
+        pairs = pairs[torch.cat([pairs.new_ones(min(1, len(pairs))), pairs.diff()]) > 0]
+        rows, queries = pairs.div(TILE, rounding_mode="floor"), pairs % TILE
         assert len(rows) == 0 or 0 <= int(rows[0]) <= int(rows[-1]) < scores.num_items, "an excluded row is not an item"
-        masks.append(_Mask(query_of[cut][order] - first, rows, torch.searchsorted(rows, starts).tolist()))
+        masks.append(_Mask(queries, rows, torch.searchsorted(rows, starts).tolist()))
     return masks
 
 

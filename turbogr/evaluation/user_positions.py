@@ -30,17 +30,24 @@ _SAFE = re.compile(r"[A-Za-z0-9_.@+-]+")
 
 @dataclass(frozen=True)
 class Measured:
-    """Metrics of one system, with their standard errors and the `positions` [n] behind them where the task has any."""
+    """Metrics of one system, with their standard errors and the `positions` [n] behind them where the task has any.
+
+    `metrics_exclude_seen` and `metrics_include_seen` are those without and with the users' earlier items among the
+    candidates, one of which is `metrics`; None for tasks that do not recommend items.
+    """
 
     metrics: dict[str, float]
     standard_errors: dict[str, float] = field(default_factory=dict)
     positions: Int64Array | None = None
+    metrics_exclude_seen: dict[str, float] | None = None
+    metrics_include_seen: dict[str, float] | None = None
 
     @classmethod
     def of(cls, result: Any) -> Measured:
         """Return what a task's measurement has of these."""
         errors: dict[str, float] = getattr(result, "standard_errors", {})
-        return cls(result.metrics, errors, getattr(result, "positions", None))
+        optional = ("positions", "metrics_exclude_seen", "metrics_include_seen")
+        return cls(result.metrics, errors, *(getattr(result, name, None) for name in optional))
 
 
 @dataclass(frozen=True)

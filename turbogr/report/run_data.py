@@ -16,7 +16,7 @@ from typing import Any
 from turbogr.plot import Span
 from turbogr.report import wording
 from turbogr.report.timeline_figure import last_steps
-from turbogr.runs import MetricLog, Record, RunFolder
+from turbogr.runs import MetricLog, Record, RunFolder, protocol_text
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ def _of_summary(summary: Record | None) -> Record | None:
         return None
     baselines = summary.get("baselines")
     systems = {"model": summary.get("metrics"), **(baselines if isinstance(baselines, dict) else {})}
-    kept = {key: summary.get(key) for key in ("step", "num_users", "protocol")}
+    kept = {"step": summary.get("step"), "num_users": summary.get("num_users"), "protocol": protocol_text(summary)}
     return {**kept, "parts": {str(summary.get("part", "test")): systems}}
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from turbogr.bench.record import Table
 from turbogr.evaluation.metric_info import MetricInfo
 from turbogr.plot import Axis, Series, line_chart
-from turbogr.runs import MetricLog, RunFolder, metrics_of
+from turbogr.runs import MetricLog, RunFolder, metrics_of, protocol_text
 from turbogr.sweep.grid import Cell
 from turbogr.training.run_summary import read_summary
 
@@ -208,7 +208,7 @@ def _read(cell: Cell, folder: RunFolder) -> RunResult | None:
         metrics = metrics_of(evaluations[best])
         return RunResult(*shared, False, metric, described, metrics, None, curve, chosen_on, chosen_on)
     metrics = {info.name: summary["metrics"][info.name] for info in described if info.name in summary["metrics"]}
-    measured = str(summary["protocol"]).rpartition(";")[0]
+    measured = protocol_text(summary).rpartition(";")[0]
     protocol = f"{measured}; the epoch is chosen on the {_PARTS[chosen_on]} item"
     baselines = summary.get("baselines", {})
     return RunResult(*shared, True, metric, described, metrics, protocol, curve, summary["part"], chosen_on, baselines)

@@ -166,8 +166,12 @@ class RetrievalTask(Task):
         world: World | None = None,
         batch_size: int | None = None,
         filter_last: int | None = None,
+        filter_seen: bool | None = None,
     ) -> Evaluation:
-        """As `Task.evaluate`; `batch_size` replaces that of the config, `filter_last` is that of the evaluator."""
+        """As `Task.evaluate`.
+
+        `batch_size` and `filter_seen` replace those of the config, `filter_last` is that of the evaluator.
+        """
         return evaluate(
             self.scorer(tables),
             store,
@@ -178,7 +182,7 @@ class RetrievalTask(Task):
             progress=progress,
             should_stop=should_stop,
             world=world,
-            **self._options(final),
+            **self._options(final, filter_seen),
         )
 
     def baselines(self, store: Store, split: Split, part: str, **options: Any) -> dict[str, Metrics]:
@@ -194,9 +198,10 @@ class RetrievalTask(Task):
         final: bool = False,
         should_stop: Callable[[], bool] | None = None,
         filter_last: int | None = None,
+        filter_seen: bool | None = None,
         **options: Any,
     ) -> dict[str, Measured]:
-        options |= self._options(final)
+        options |= self._options(final, filter_seen)
         return measure_baselines(store, split, part, should_stop=should_stop, filter_last=filter_last, **options)
 
     def coverage(
@@ -215,10 +220,11 @@ class RetrievalTask(Task):
         filter_seen = self.config.evaluate.filter_seen
         return sample_users(self.scorer(tables), store, split, part, filter_seen=filter_seen)
 
-    def _options(self, final: bool) -> dict[str, Any]:
+    def _options(self, final: bool, filter_seen: bool | None) -> dict[str, Any]:
         config = self.config.evaluate
         ks = _final_ks(config) if final else config.ks
-        return {"ks": ks, "filter_seen": config.filter_seen, "extra": extra_metrics(self.config)}
+        filter_seen = config.filter_seen if filter_seen is None else filter_seen
+        return {"ks": ks, "filter_seen": filter_seen, "extra": extra_metrics(self.config)}
 
 
 def _final_ks(config: EvaluateConfig) -> tuple[int, ...]:

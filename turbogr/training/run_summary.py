@@ -7,7 +7,7 @@ import json
 import resource
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,8 @@ def write_summary(
     is that of all ranks together.
 
     Throughput and utilisation are means over all training steps, without evaluations and checkpoints; `wall_seconds`
-    has all. MFU is None where no peak was measured. Cut-offs 10, 50 and 200 are always measured.
+    has all. MFU is None where no peak was measured. Cut-offs 10, 50 and 200 are always measured. `protocol.seen` says
+    whether items that a user has had before were candidates for `metrics`; the metrics of both ways stand beside them.
 
     Raises:
         Interrupted: `should_stop` returned True; nothing is written.
@@ -68,12 +69,15 @@ def write_summary(
         "task": config.task,
         "part": part,
         "metrics": result.metrics,
+        **_both_ways(model, baselines),
         "standard_errors": model.standard_errors,
         "baselines": {name: system.metrics for name, system in baselines.items()},
         "baseline_standard_errors": {name: system.standard_errors for name, system in baselines.items()},
         "coverage": None if coverage is None else dataclasses.asdict(coverage),
         "num_users": result.num_users,
-        "protocol": f"{result.protocol}; {describe_checkpoint(config, split, trained.checkpoint, part)}",
+        "protocol": _protocol(
+            config, f"{result.protocol}; {describe_checkpoint(config, split, trained.checkpoint, part)}"
+        ),
         "selected_on": selected_on(config, split, trained.checkpoint),
         "step": trained.checkpoint.step,
         "steps": progress.step,
@@ -93,6 +97,26 @@ def write_summary(
     if samples is not None:
         write_samples(run / "samples.json", {"step": trained.checkpoint.step, **samples})
     replace_text(run / SUMMARY, json.dumps(summary, indent=2) + "\n")
+
+
+def _both_ways(model: Measured, baselines: Mapping[str, Measured]) -> dict[str, Any]:
+    """The metrics of model and baselines without and with seen items; nothing of tasks that have no such."""
+    if model.metrics_exclude_seen is None or model.metrics_include_seen is None:
+        return {}
+    return {
+        "metrics_exclude_seen": model.metrics_exclude_seen,
+        "metrics_include_seen": model.metrics_include_seen,
+        "baselines_exclude_seen": {name: system.metrics_exclude_seen for name, system in baselines.items()},
+        "baselines_include_seen": {name: system.metrics_include_seen for name, system in baselines.items()},
+    }
+
+
+def _protocol(config: Config, text: str) -> dict[str, Any]:
+    """What was measured, as a sentence and as facts that a program can read."""
+    rule = task_class(config.task).rule(config.evaluate)
+    if "filter_seen" not in rule:
+        return {"text": text}
+    return {"seen": "excluded" if rule["filter_seen"] else "included", "text": text}
 
 
 def summary_is_current(run: Path, config: Config, progress: Progress) -> bool:
