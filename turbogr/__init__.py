@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from turbogr.api import evaluate
-    from turbogr.config import Config, load_config
+    from turbogr.config import Config, load_config, recipe_names
     from turbogr.data.prepare.item_table import add_item_info
     from turbogr.data.prepare.preparation import prepare, prepare_table
     from turbogr.data.store import Store
@@ -40,6 +40,7 @@ __all__ = [
     "load_config",
     "prepare",
     "prepare_table",
+    "recipe_names",
     "train",
     "write_report",
 ]
@@ -56,6 +57,7 @@ _ORIGINS = {
     "load_config": "turbogr.config:load_config",
     "prepare": "turbogr.data.prepare.preparation:prepare",
     "prepare_table": "turbogr.data.prepare.preparation:prepare_table",
+    "recipe_names": "turbogr.config:recipe_names",
     "train": "turbogr.training.run:train",
     "write_report": "turbogr.report.page:write_report",
 }

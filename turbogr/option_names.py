@@ -22,7 +22,7 @@ _ARGUMENTS = {
     "exclude-items": "exclude=",
     "set": "overrides=",
 }
-_FUNCTIONS = {"recommend": "load", "report": "write_report", "doctor": "examine"}
+_FUNCTIONS = {"recommend": "load", "report": "write_report", "doctor": "examine", "recipes": "recipe_names"}
 _QUOTED = r"'[^']*'|\"[^\"]*\""
 _OPTION = re.compile(rf"(?<![\w/.-])--([a-z][a-z-]*[a-z])(?:=({_QUOTED}|[^\s;,`)]+)| [A-Z]{{2,}}\b)?")
 _SETTING = re.compile(r"--set ([a-z_]+(?:\.[a-z_]+)+)=([^\s;,`)]+)")

@@ -51,7 +51,9 @@ def add_parser(subparsers: Any) -> None:
     columns.add_argument(
         "--keep-columns", metavar="A,B", type=_names, default=(), help="number columns to keep beside the items"
     )
-    columns.add_argument("--time-unit", choices=UNITS, default="auto", help="unit of times that are numbers")
+    columns.add_argument(
+        "--time-unit", metavar="UNIT", default="auto", help=f"unit of times that are numbers: {', '.join(UNITS)}"
+    )
     columns.add_argument(
         "--time-format", metavar="FORMAT", help="strptime format of times that are text, e.g. %%d/%%m/%%Y"
     )

@@ -183,7 +183,7 @@ def early(folder: Path, times: list[object], **options: object) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         prepare_text(folder, HEADER + rows, **options)
-    return [str(w.message) for w in caught if w.category is DataWarning and "before 1990" in str(w.message)]
+    return [str(w.message) for w in caught if w.category is DataWarning and " times lie " in str(w.message)]
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,42 @@ def test_early_times_are_a_warning(tmp_path: Path, times: list[object], dates: s
 
 
 def test_usual_times_are_no_warning(tmp_path: Path) -> None:
-    assert early(tmp_path, [T, T + 1, T + 2, 5]) == []
+    assert early(tmp_path, [T, T + 1, T + 2, T + 3]) == []
+
+
+@pytest.mark.parametrize(
+    ("times", "words"),
+    [
+        (
+            [T, T + 1, T + 2, 0],
+            ["1 of 4 times lie before 1990", "'0' (1970-01-01)", "line 5", "timestamp >= 631152000"],
+        ),
+        ([T * 1000, T * 1000 + 1, 5 * 10**12, T * 1000], ["1 of 4 times lie in the future", "(2128-", "line 4"]),
+        (["2022-05-01", "1970-01-01", "2022-05-02", "2022-05-02"], ["line 3", "remove these records from the log"]),
+        (["2022-05-01", "2099-12-31", "2022-05-02", "2099-12-31"], ["2 of 4", "in the future", "'2099-12-31' (2099-"]),
+    ],
+)
+def test_some_wrong_times_are_pointed_out_with_count_and_place(
+    tmp_path: Path, times: list[object], words: list[str]
+) -> None:
+    (warning,) = early(tmp_path, times)
+    assert all(word in warning for word in words), warning
+
+
+def test_the_condition_that_the_warning_names_drops_them(tmp_path: Path) -> None:
+    assert early(tmp_path, [T, T + 1, T + 2, 0], where="timestamp >= 631152000") == []
+
+
+@pytest.mark.parametrize(("unit", "length"), [("d", 86400), ("h", 3600), ("min", 60)])
+def test_times_near_1970_that_fit_a_long_unit_name_it(tmp_path: Path, unit: str, length: int) -> None:
+    (warning,) = early(tmp_path, [T // length + k for k in range(4)])
+    assert "one is 2022-" in warning and f"--time-unit {unit}" in warning
+    assert early(tmp_path, [T // length + k for k in range(4)], time_unit=unit) == []
+
+
+def test_times_from_another_start_are_no_mistake(tmp_path: Path) -> None:
+    (warning,) = early(tmp_path, [1, 2, 3, 700])
+    assert "another start than 1970 are fine" in warning
 
 
 def test_finer_fractions_in_a_later_part_count(tmp_path: Path) -> None:

@@ -131,7 +131,8 @@ def test_names_of_files_need_not_be_unicode(tmp_path: Path, suffix: str) -> None
 
 def test_options_of_the_wrong_type(tmp_path: Path) -> None:
     for options, message in (
-        ({"time_unit": "minutes"}, "--time-unit must be one of auto, s"),
+        ({"time_unit": "weeks"}, "--time-unit must be one of auto, s"),
+        ({"time_unit": 60}, "--time-unit must be one of auto, s"),
         ({"min_user_events": "3"}, "--min-user-events must be an integer"),
         ({"min_item_events": 2.5}, "--min-item-events must be an integer"),
         ({"threads": "2"}, "--threads must be an integer"),

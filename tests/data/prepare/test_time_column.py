@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from turbogr.data.prepare.time_column import REASONS, detect_form, parse_times
+from turbogr.data.prepare.time_column import REASONS, detect_form, explain, parse_times, read_unit
 from turbogr.errors import UserError
 
 MOMENT = datetime.datetime(2022, 5, 1, 12, 30, 15, tzinfo=datetime.timezone.utc)
@@ -42,6 +42,45 @@ def test_a_name_or_an_option_decides_the_unit() -> None:
     assert seconds(pa.array([5000, 7000]), name="time_ms") == [5, 7]
     assert seconds(pa.array([5000, 7000]), unit="ms") == [5, 7]
     assert seconds(pa.array([5.0, 7.0]), unit="s") == [5, 7]
+
+
+@pytest.mark.parametrize(
+    ("unit", "length"), [("min", 60), ("minutes", 60), ("h", 3600), ("Hours", 3600), ("d", 86400), ("day", 86400)]
+)
+@pytest.mark.parametrize("kind", [pa.int32(), pa.float64(), pa.string()])
+def test_long_units(kind: pa.DataType, unit: str, length: int) -> None:
+    values = pa.array([3, 19_000]).cast(kind)
+    assert seconds(values, unit=read_unit(unit)) == [3 * length, 19_000 * length]
+
+
+def test_parts_of_a_long_unit() -> None:
+    assert seconds(pa.array([0.5, 19_000.25]), unit="d") == [43_200, 19_000 * 86400 + 21_600]
+    assert seconds(pa.array(["0.5", "2"]), unit="min") == [30, 120]
+    values, form = pa.array([1.0, 1.0000001]), detect_form(pa.array([1.0]), "t", "h", None)
+    assert np.diff(parse_times(values, form).ticks).tolist() == [360]  # microseconds
+
+
+def test_a_long_unit_of_far_too_large_numbers() -> None:
+    assert reasons(pa.array([2**62, -(2**62), 5]), unit="d") == [REASONS[4], REASONS[3], ""]
+
+
+def test_a_long_unit_in_the_name_counts_where_it_fits() -> None:
+    assert seconds(pa.array([19_000, 19_001]), name="time_days") == [19_000 * 86400, 19_001 * 86400]
+    assert seconds(pa.array([5, 7]), name="time_days") == [5, 7]
+    assert seconds(pa.array([SECONDS, SECONDS + 1]), name="time_days") == [SECONDS, SECONDS + 1]
+
+
+@pytest.mark.parametrize(("text", "words"), [("m", "'min' or 'ms'"), ("dayz", "'day'"), ("weeks", "auto, s, ms")])
+def test_an_unknown_unit(text: str, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        read_unit(text)
+
+
+def test_seconds_among_milliseconds_name_both() -> None:
+    form = detect_form(pa.array([SECONDS, SECONDS]), "timestamp", "auto", None)
+    assert "but is 2022-05-01 in 'ms': the column mixes units" in explain(4, str(SECONDS * 1000), form, "timestamp")
+    form = detect_form(pa.array([SECONDS * 1000] * 3), "timestamp", "auto", None)
+    assert "but is 2022-05-01 in 's': the column mixes units" in explain(5, str(SECONDS), form, "timestamp")
 
 
 @pytest.mark.parametrize("kind", [pa.int64(), pa.float64(), pa.string()])

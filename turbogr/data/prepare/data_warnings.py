@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from turbogr.data.prepare.time_column import TimeForm
+from turbogr.data.prepare.time_column import LONG_UNITS, TICKS, UNITS, OddTimes, TimeForm, unit_that_fits
 from turbogr.data.split import Split, future_leak, time_range
 from turbogr.data.store import Store
 from turbogr.data.times import iso_time
@@ -81,12 +82,45 @@ def doubtful_ids(role: str, ids: Int64Array | pa.Array, events: Callable[[], Int
 
 def early_times(store: Store, form: TimeForm) -> str:
     """Say that most times lie before 1990, which is usually a wrong unit."""
-    first, last = (iso_time(time) for time in time_range(store))
+    first, last = time_range(store)
     unit = f" in {form.unit}" if form.kind in ("integer", "decimal") else ""
-    return (
-        f"most times lie before 1990 (first {first}, last {last}) if they are of the form {form.kind}{unit}; say what "
-        "they are with --time-unit, or with --time-format (such as %Y%m%d%H%M)"
+    said = (
+        f"most times lie before 1990 (first {iso_time(first)}, last {iso_time(last)}) if they are of the form "
+        f"{form.kind}{unit}"
     )
+    meant = unit_that_fits(last) if form.unit == "s" else None
+    if meant is not None:
+        return f"{said}; the last one is {iso_time(last * LONG_UNITS[meant])} with --time-unit={meant}, so try that"
+    return (
+        f"{said}; say what they are with --time-unit ({', '.join(UNITS[1:])}), or with --time-format (such as "
+        "%Y%m%d%H%M). Times that count from another start than 1970 are fine: only their differences and order are used"
+    )
+
+
+def corrupt_times(odd: OddTimes, num_records: int, column: str, form: TimeForm) -> list[str]:
+    """Point out times before 1990 and after tomorrow in a log in which most times are usual ones."""
+    found = []
+    if odd.early:
+        found.append(
+            f"{odd.early:,} of {num_records:,} times lie before 1990, the first is {odd.first_early}; they come first "
+            "in their users' histories. Do they stand for missing times? "
+            f"{_dropping(column, '>=', FIRST_USUAL_TIME, form)}"
+        )
+    if odd.late:
+        tomorrow = (int(time.time()) // 86400 + 1) * 86400
+        found.append(
+            f"{odd.late:,} of {num_records:,} times lie in the future, the first is {odd.first_late}; they are the "
+            f"last of their users and held out. Are they wrong? {_dropping(column, '<=', tomorrow, form)}"
+        )
+    return found
+
+
+def _dropping(column: str, comparison: str, seconds: int, form: TimeForm) -> str:
+    """Say how to drop records by their time; conditions are on numbers alone."""
+    if form.kind not in ("integer", "decimal"):
+        return "Then remove these records from the log"
+    bound = seconds * TICKS.get(form.unit, 1) // LONG_UNITS.get(form.unit, 1)
+    return f"--where='{column} {comparison} {bound}' drops these records"
 
 
 def useless_split(store: Store) -> list[str]:

@@ -21,7 +21,7 @@ from turbogr.data.prepare.source import ReadOptions, Source
 from turbogr.data.prepare.source_lookup import check_options, find_source, own_options
 from turbogr.data.prepare.sources.memory_table import table_source
 from turbogr.data.prepare.store_builder import StoreBuilder
-from turbogr.data.prepare.time_column import UNITS
+from turbogr.data.prepare.time_column import read_unit
 from turbogr.data.split import parse_rule
 from turbogr.data.store import ITEM_INFO, Store
 from turbogr.data.store_writer import StoreWriter
@@ -74,6 +74,7 @@ def prepare(
         min_user_events, min_item_events: users and items with fewer events are dropped until none is left.
         duplicates: which repeated records are dropped: "keep" none, "exact" those of the same user, item and time,
             "item" every later event of a user with the same item.
+        time_unit: of times that are numbers: s, ms, us, ns, min, h or d; "auto" sees it from their size.
         ties: the order of a user's events at the same time, that of the "file" or a fixed "random" one; if None, as in
             the extended store, else that of the file.
         where: conditions on records, such as "rating >= 4".
@@ -93,7 +94,7 @@ def prepare(
         item_column=_name(item_column),
         time_column=_name(time_column),
         keep_columns=_names(keep_columns),
-        time_unit=time_unit,
+        time_unit=read_unit(time_unit),
         time_format=time_format,
         delimiter=delimiter,
         column_names=_names(column_names),
@@ -108,7 +109,6 @@ def prepare(
     filters = _choose_filters(kind, min_user_events, min_item_events, duplicates)
     rule = parse_rule(kind.split if split is None else split)
     _check_choice("--ties", ties, (None, *TIES))
-    _check_choice("--time-unit", time_unit, UNITS)
     threads = default_threads() if threads is None else threads
     _check_count("--threads", threads)
     known = None if extend is None else Store.open(extend)

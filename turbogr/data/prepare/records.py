@@ -20,7 +20,16 @@ from numpy.typing import NDArray
 from turbogr.data.prepare.id_keys import KeyedIds
 from turbogr.data.prepare.source import DROPPING, Block, Columns, ReadOptions
 from turbogr.data.prepare.text_casts import cast_each, is_blank, is_text
-from turbogr.data.prepare.time_column import REASONS, TimeForm, detect_form, explain, has_readable_time, parse_times
+from turbogr.data.prepare.time_column import (
+    REASONS,
+    OddTimes,
+    TimeForm,
+    detect_form,
+    explain,
+    has_readable_time,
+    parse_times,
+)
+from turbogr.data.times import iso_time
 from turbogr.data.vocabulary import Int64Array
 from turbogr.errors import UserError, excerpt
 
@@ -47,6 +56,7 @@ class Records:
     num_in: int
     dropped: Counter[str]
     progress: int
+    odd_times: OddTimes
 
 
 @dataclass(frozen=True)
@@ -133,7 +143,26 @@ class RecordParser:
             num_in=block.num_records + sum(block.dropped.values()),
             dropped=+dropped,
             progress=block.progress,
+            odd_times=self._odd_times(ticks, keep, block),
         )
+
+    def _odd_times(self, ticks: Int64Array | None, keep: NDArray[np.bool_], block: Block) -> OddTimes:
+        if ticks is None or self.time_form is None or self.columns.time is None:
+            return OddTimes()
+        kept, values, per_second = (
+            np.flatnonzero(keep),
+            block.columns[self.columns.time],
+            self.time_form.ticks_per_second,
+        )
+
+        def say(k: int) -> str:
+            record = int(kept[k])
+            moment = iso_time(int(ticks[record]) // per_second)
+            raw = _decoded(values)[record]
+            text = _shown(raw.as_py() if is_text(raw.type) else _moment_text(raw))
+            return f"{text} ({moment}) in {block.where(record)}"
+
+        return OddTimes.of(ticks[kept], self.time_form, say)
 
     def _keyed(self, ids: Any, keep: NDArray[np.bool_], counted: bool) -> KeyedIds:
         if isinstance(ids, np.ndarray):
@@ -224,7 +253,10 @@ class _Checks:
             return
         if not self.drop:
             first = int(np.argmax(new))
-            raise UserError(f"{self.block.where(first)}: {say(first)} {DROPPING}")
+            also = (
+                f"({count - 1:,} more of the {len(mask):,} records read with it are like that; " if count > 1 else "("
+            )
+            raise UserError(f"{self.block.where(first)}: {say(first)} {DROPPING.replace('(', also)}")
         self.dropped[reason] += count
         self.bad |= new
 

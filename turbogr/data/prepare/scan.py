@@ -19,7 +19,7 @@ from turbogr.data.prepare.progress_bar import Progress
 from turbogr.data.prepare.records import RecordParser, Records, TextIdsFound
 from turbogr.data.prepare.source import Block, Reader, ReadOptions
 from turbogr.data.prepare.spilling import Spill
-from turbogr.data.prepare.time_column import TimeForm, TimeFormChanged
+from turbogr.data.prepare.time_column import OddTimes, TimeForm, TimeFormChanged
 from turbogr.errors import UserError
 
 ACTION = "action."
@@ -66,6 +66,7 @@ class Scan:
     time_form: TimeForm | None
     records_in: int
     dropped: Counter[str]
+    odd_times: OddTimes = field(default_factory=OddTimes)
     actions: dict[str, ActionRange] = field(default_factory=dict)
 
     @property
@@ -128,7 +129,7 @@ def _scan_once(
     spill = Spill(scratch, "records", columns)
     users, items = DistinctIds(), DistinctIds()
     actions = {name: ActionRange() for name in reader.columns.actions}
-    result = Scan(spill, users.finish(), items.finish(), form, 0, Counter(), actions)
+    result = Scan(spill, users.finish(), items.finish(), form, 0, Counter(), actions=actions)
     others = ordered_map(lambda task: parser.parse(task()), tasks, threads)
     try:
         with contextlib.closing(others), progress.stage("reading", reader.size, reader.unit) as bar:
@@ -164,3 +165,4 @@ def _append(records: Records, result: Scan) -> None:
     result.spill.append(columns)
     result.records_in += records.num_in
     result.dropped += records.dropped
+    result.odd_times.add(records.odd_times)

@@ -228,8 +228,12 @@ class StoreBuilder:
         self.warnings += data_warnings.doubtful_ids("user", ids["user"], lambda: store.lengths)
         self.warnings += data_warnings.doubtful_ids("item", ids["item"], store.item_counts)
         is_named = self.options.time_unit != "auto" or self.options.time_format is not None
-        if log.time_form is not None and num_early > store.num_events / 2 and not is_named:
-            self.warnings.append(data_warnings.early_times(store, log.time_form))
+        if log.time_form is not None and num_early > store.num_events / 2:
+            self.warnings += [] if is_named else [data_warnings.early_times(store, log.time_form)]
+        elif log.time_form is not None:
+            self.warnings += data_warnings.corrupt_times(
+                log.odd_times, log.records_in, self.reader.columns.time or "", log.time_form
+            )
         self.warnings += data_warnings.useless_split(store)
 
 

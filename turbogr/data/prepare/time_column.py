@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import datetime
 import re
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,10 +21,21 @@ from numpy.typing import NDArray
 from turbogr.data.prepare.text_casts import cast_all, cast_each, is_blank, is_text
 from turbogr.data.times import END_OF_TIME, EPOCH, iso_nanoseconds
 from turbogr.data.vocabulary import Int64Array
-from turbogr.errors import UserError, excerpt
+from turbogr.errors import UserError, did_you_mean, excerpt
 
 TICKS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
-UNITS = ("auto", *TICKS)
+LONG_UNITS = {"min": 60, "h": 3600, "d": 86400}
+"""Units longer than a second, in seconds. They must be named: small numbers may also be seconds from another start."""
+UNITS = ("auto", *TICKS, *LONG_UNITS)
+_OTHER_NAMES = {
+    "s": "sec secs second seconds",
+    "ms": "msec millis millisecond milliseconds",
+    "us": "usec micros microsecond microseconds",
+    "ns": "nsec nanos nanosecond nanoseconds",
+    "min": "mins minute minutes",
+    "h": "hr hrs hour hours",
+    "d": "day days",
+}
 _MOSTLY = 0.9
 _USUAL_TIMES = (631_152_000, 4_102_444_800)  # 1990 to 2100
 _SHORTHANDS = {"%F": "%Y-%m-%d", "%T": "%H:%M:%S", "%R": "%H:%M", "%D": "%m/%d/%y", "%e": "%d"}
@@ -46,12 +59,67 @@ class TimeForm:
         return TICKS[self.resolution]
 
 
+def read_unit(text: object) -> str:
+    """Return a unit of times as `UNITS` has it; its full name is read too, such as days.
+
+    Raises:
+        UserError: it is none.
+    """
+    lower = str(text).lower()
+    unit = next((unit for unit, names in _OTHER_NAMES.items() if lower in names.split()), str(text))
+    if unit not in UNITS:
+        known = [*UNITS, *" ".join(_OTHER_NAMES.values()).split()]
+        meant = " Did you mean 'min' or 'ms'?" if lower == "m" else did_you_mean(lower, known)
+        raise UserError(f"--time-unit must be one of {', '.join(UNITS)}, got {text!r}.{meant}")
+    return unit
+
+
+def unit_that_fits(number: float) -> str | None:
+    """Return the long unit in which a number is a usual time, None if it is in none."""
+    return next((unit for unit, length in LONG_UNITS.items() if _is_usual(number * length)), None)
+
+
+def _is_usual(seconds: float) -> bool:
+    return _USUAL_TIMES[0] <= seconds < _USUAL_TIMES[1]
+
+
 @dataclass(frozen=True)
 class Times:
     """Parsed `ticks` [n] and, per value, why it is not a time: reason 0 is good, see `REASONS`."""
 
     ticks: Int64Array
     reasons: NDArray[np.int8]
+
+
+@dataclass
+class OddTimes:
+    """Times that can be read but are probably wrong: how many, and the first of them with its place.
+
+    `early` lie before 1990, `late` after tomorrow.
+    """
+
+    early: int = 0
+    late: int = 0
+    first_early: str | None = None
+    first_late: str | None = None
+
+    @classmethod
+    def of(cls, ticks: Int64Array, form: TimeForm, say: Callable[[int], str]) -> OddTimes:
+        """Find them among `ticks`; `say` describes value k of them with its place."""
+        low, high = (int(bound) * form.ticks_per_second for bound in (_USUAL_TIMES[0], time.time() + 86400))
+        early, late = np.flatnonzero(ticks < low), np.flatnonzero(ticks > high)
+        return cls(
+            len(early),
+            len(late),
+            say(int(early[0])) if len(early) else None,
+            say(int(late[0])) if len(late) else None,
+        )
+
+    def add(self, other: OddTimes) -> None:
+        """Add those of the next block."""
+        self.early, self.late = self.early + other.early, self.late + other.late
+        self.first_early = self.first_early or other.first_early
+        self.first_late = self.first_late or other.first_late
 
 
 REASONS = ("", "missing time", "unreadable time", "negative time", "time after the year 2200", "time of another unit")
@@ -147,13 +215,23 @@ def _number_form(kind: str, values: pa.Array, name: str, unit: str) -> TimeForm:
     suffix = re.search(r"_(s|ms|us|ns)$", name.lower())
     if unit != "auto":
         guessed = False
+    elif (long_unit := _long_unit_of_name(name)) is not None and _is_usual(_middle(values) * LONG_UNITS[long_unit]):
+        unit, guessed = long_unit, False
     elif suffix:
         unit = suffix.group(1)
         _check_suffix(values, name, unit, guess)
         guessed = unit == guess
     else:
         unit, guessed = guess, True
+    if unit in LONG_UNITS:
+        return TimeForm(kind, unit, "s" if kind == "integer" else "us", guessed)
     return TimeForm(kind, unit, unit if kind == "integer" else "us", guessed)
+
+
+def _long_unit_of_name(name: str) -> str | None:
+    """Return the long unit that a column's name ends with, such as that of `time_hours`."""
+    last = re.split(r"[^a-z]+", name.lower())[-1]
+    return next((unit for unit in LONG_UNITS if last in _OTHER_NAMES[unit].split() and last != name.lower()), None)
 
 
 def _check_suffix(values: pa.Array, name: str, unit: str, guess: str) -> None:
@@ -239,11 +317,24 @@ def explain(reason: int, text: str, form: TimeForm, name: str) -> str:
         if form.kind not in ("integer", "decimal"):
             return f"the time {shown} (column {name!r}) lies after the year 2200"
         year = f"lies after the year 2200 if its unit is {form.unit!r}"
-        return f"the time {shown} (column {name!r}) {year}; see --time-unit"
+        return f"the time {shown} (column {name!r}) {year}{_in_another_unit(text, form)}; see --time-unit"
     return (
-        f"the time {shown} (column {name!r}) does not fit the unit {form.unit!r} that most times have; "
-        f"say --time-unit={form.unit} if it is right"
+        f"the time {shown} (column {name!r}) does not fit the unit {form.unit!r} that most times have"
+        f"{_in_another_unit(text, form)}; say --time-unit={form.unit} if it is right"
     )
+
+
+def _in_another_unit(text: str, form: TimeForm) -> str:
+    """Say what time it would be in another unit; "" if it is a usual one in none."""
+    try:
+        number = float(text)
+    except ValueError:
+        return ""
+    unit = next((unit for unit, ticks in TICKS.items() if unit != form.unit and _is_usual(number / ticks)), None)
+    if unit is None:
+        return ""
+    day = EPOCH + datetime.timedelta(seconds=number / TICKS[unit])
+    return f", but is {day:%Y-%m-%d} in {unit!r}" + (": the column mixes units" if form.guessed else "")
 
 
 def _timestamp_ticks(values: pa.Array, form: TimeForm) -> Int64Array:
@@ -274,15 +365,23 @@ def _number_ticks(
             raise TimeFormChanged(kind="decimal", resolution="us")
         if pa.types.is_uint64(values.type):
             values = pc.min_element_wise(values, pa.scalar(2**63 - 1, pa.uint64())).cast(pa.int64())
-        return pc.fill_null(values.cast(pa.int64()), 0).to_numpy(zero_copy_only=False), missing, unreadable
+        whole = pc.fill_null(values.cast(pa.int64()), 0).to_numpy(zero_copy_only=False)
+        return _as_ticks(whole, form.unit), missing, unreadable
     decimals = pc.fill_null(values.cast(pa.float64(), safe=False), 0.0).to_numpy(zero_copy_only=False)
     if form.kind == "YYYYMMDD":
         seconds = _day_seconds(decimals)
         return np.maximum(seconds, 0), missing, (seconds < 0) & ~missing
     finite = np.isfinite(decimals)
-    scaled = np.where(finite, decimals, 0.0) * (10**6 / TICKS[form.unit])
+    per_unit = form.ticks_per_second * LONG_UNITS.get(form.unit, 1) / TICKS.get(form.unit, 1)
+    scaled = np.where(finite, decimals, 0.0) * per_unit
     ticks = np.rint(np.clip(scaled, -9e18, 9e18)).astype(np.int64)
     return ticks, missing, unreadable | (~finite & ~missing)
+
+
+def _as_ticks(whole: Int64Array, unit: str) -> Int64Array:
+    """Return integers of a unit in ticks: seconds for long units, with what is out of range cut to it."""
+    length = LONG_UNITS.get(unit, 1)
+    return whole if length == 1 else np.clip(whole, -(2**62) // length, 2**62 // length) * length
 
 
 def _some_decimals(texts: pa.Array) -> bool:
