@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -9,10 +11,12 @@ from pathlib import Path
 
 import pytest
 
+import turbogr
 from tests.stores import draw_histories, write_store
-from turbogr import machine
+from turbogr import cli, machine, runs
 from turbogr.config import Config, DataConfig, EvaluateConfig, LossConfig, ModelConfig, TrainConfig
-from turbogr.errors import UserError
+from turbogr.data import store_copy
+from turbogr.errors import Note, UserError
 from turbogr.evaluation.metric_info import MetricInfo
 from turbogr.runs import MetricLog, RunFolder, load_model, metrics_of, open_run
 from turbogr.training.run import train
@@ -54,6 +58,11 @@ def test_without_a_best_checkpoint_the_last_one_is_loaded(run: Path) -> None:
     assert load_model(run).checkpoint == load_model(run, "last").checkpoint
 
 
+def forget(run: Path) -> None:
+    """Remove the run's own copy of its data."""
+    shutil.rmtree(run / "data")
+
+
 Damage = Callable[[Path], object]
 MISTAKES: dict[str, tuple[Damage, str]] = {
     "no folder": (lambda run: run.rename(run.parent / "elsewhere"), r"run does not exist; name a folder that"),
@@ -61,11 +70,14 @@ MISTAKES: dict[str, tuple[Damage, str]] = {
     "no config": (lambda run: (run / "config.yaml").unlink(), r"is not a run folder \(it has no config\.yaml\)"),
     "run.json cut short": (lambda run: (run / "run.json").write_text("{"), r"run\.json is damaged"),
     "run.json is a list": (lambda run: (run / "run.json").write_text("[]"), r"run\.json is damaged: it must hold"),
-    "no data": (lambda run: change(run / "run.json", data=None), r"run\.json does not say where the store is"),
+    "no data": (lambda run: (forget(run), change(run / "run.json", data=None)), r"does not say where the store is"),
     "config is not YAML": (lambda run: (run / "config.yaml").write_text("a: ["), r"config\.yaml is damaged"),
     "config is a number": (lambda run: (run / "config.yaml").write_text("3"), r"config\.yaml is damaged"),
     "unknown setting": (lambda run: (run / "config.yaml").write_text("train: {epoch: 2}"), r"Did you mean 'epochs'"),
-    "no store": (lambda run: (run.parent / "data").rename(run.parent / "moved"), r"does not exist; say where it is"),
+    "no store": (
+        lambda run: (forget(run), (run.parent / "data").rename(run.parent / "moved")),
+        r"does not exist, and has no copy of it; say where it is",
+    ),
     "no checkpoint": (lambda run: (run / "checkpoints").rename(run / "gone"), r"has no checkpoint yet"),
     "best.json damaged": (lambda run: (run / "checkpoints" / "best.json").write_text("x"), r"best\.json is damaged"),
 }
@@ -91,6 +103,79 @@ def test_a_moved_store_is_found_and_another_one_is_refused(run: Path) -> None:
     other = write_store(run.parent / "other", draw_histories(2, 40, 12), 12)
     with pytest.raises(UserError, match=r"other does not hold the data that .*run was trained on"):
         RunFolder.open(run).store(other.path)
+
+
+def test_a_run_is_opened_without_its_original_data(run: Path, tmp_path: Path) -> None:
+    wanted = [some.item_ids.tolist() for some in turbogr.load(run).recommend_users(k=4)]
+    measured = turbogr.evaluate(run)
+    shutil.rmtree(run.parent / "data")
+    elsewhere = tmp_path / "another" / "machine"
+    shutil.move(run, elsewhere)
+    assert open_run(elsewhere).store.path == elsewhere / "data"
+    assert [some.item_ids.tolist() for some in turbogr.load(elsewhere).recommend_users(k=4)] == wanted
+    assert turbogr.evaluate(elsewhere) == measured
+    assert cli.main(["recommend", str(elsewhere), "--out", str(tmp_path / "lists.csv")]) == 0
+    assert cli.main(["evaluate", str(elsewhere)]) == 0
+
+
+def test_the_original_data_is_preferred_and_its_copy_serves_when_it_has_changed(run: Path) -> None:
+    original = run.parent / "data"
+    assert RunFolder.open(run).store().path == original
+    shutil.rmtree(original)
+    write_store(original, draw_histories(2, 40, 12), 12)
+    with pytest.warns(Note, match=r"data does not hold the data that .*the run's own copy"):
+        assert RunFolder.open(run).store().path == run / "data"
+    with pytest.raises(UserError, match=r"data does not hold the data that .*run was trained on"):
+        RunFolder.open(run).store(original)
+
+
+def test_a_copy_with_other_content_is_refused(run: Path) -> None:
+    shutil.rmtree(run.parent / "data")
+    items = run / "data" / "items.npy"
+    content = bytearray(items.read_bytes())
+    content[-4] ^= 1
+    items.unlink()
+    items.write_bytes(content)
+    with pytest.raises(UserError, match=r"items\.npy is damaged: its content is not what was written"):
+        open_run(run)
+    forget(run)
+    write_store(run / "data", draw_histories(2, 40, 12), 12)
+    with pytest.raises(UserError, match=r"does not hold the data that"):
+        open_run(run)
+
+
+@pytest.mark.parametrize(
+    ("when", "most", "copied"), [("auto", 10, False), ("always", 10, True), ("never", 10**9, False)]
+)
+def test_when_the_data_is_copied(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    when: str,
+    most: int,
+    copied: bool,
+) -> None:
+    monkeypatch.setattr(machine, "gemm_peak", lambda *args, **kwargs: 1e11)
+    monkeypatch.setattr(runs, "MOST_COPIED", most)
+    write_store(tmp_path / "data", draw_histories(1, 40, 12, shortest=4), 12)
+    config = dataclasses.replace(CONFIG, train=dataclasses.replace(CONFIG.train, copy_data=when))
+    train(config, tmp_path / "data", tmp_path / "run")
+    assert (tmp_path / "run" / "data").exists() == copied
+    said = "is not copied into" in capsys.readouterr().err
+    assert said == (when == "auto"), "what is too large is never left out silently"
+
+
+def test_a_copy_that_fails_does_not_fail_the_run(
+    tmp_path: Path, run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def full(*args: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    forget(run)
+    monkeypatch.setattr(store_copy, "_link_or_copy", full)
+    assert train(CONFIG, tmp_path / "data", run, resume=True).status == "finished"
+    assert "could not be copied into" in capsys.readouterr().err
+    assert not list(run.glob(".data*"))
 
 
 def test_a_missing_number_of_items_is_reported(run: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +18,9 @@ import yaml
 
 from turbogr.config import Config, load_run_config
 from turbogr.data.split import Split
-from turbogr.data.store import Store
-from turbogr.errors import UserError
+from turbogr.data.store import MANIFEST, Store
+from turbogr.data.store_copy import check_content, copy_store, store_bytes
+from turbogr.errors import Note, UserError
 from turbogr.evaluation.metric_info import MetricInfo
 from turbogr.evaluation.metrics import describe_metrics
 from turbogr.plugins import load_plugins
@@ -31,6 +33,9 @@ if TYPE_CHECKING:
 
 Record = dict[str, Any]
 Which = Literal["best", "last"]
+
+DATA_COPY = "data"  # folder of a run with a copy of its store
+MOST_COPIED = 256 << 20  # bytes of data that train.copy_data=auto copies
 
 _REMEDY = "name a folder that `turbogr train RECIPE --data DIR --out RUN` wrote"
 _NOT_METRICS = frozenset({"kind", "step", "part", "epoch", "num_users", "elapsed", "evaluation_seconds"})
@@ -102,26 +107,71 @@ class RunFolder:
         return data
 
     def store(self, data: str | Path | None = None) -> Store:
-        """Open the store that the run was trained on; `data` is where it is now if it was moved.
+        """Open the store that the run was trained on: `data`, or the original, or else the run's own copy of it.
 
         Raises:
-            UserError: there is no store, or it holds other data.
+            UserError: there is no store, it holds other data, or the copy is damaged.
         """
+        if data is None and self._has_copy():
+            return self._original() or self._copy()
         folder = Path(self.data()["path"] if data is None else data)
         if data is None and not folder.exists():
             raise UserError(
-                f"{self.path} was trained on {folder}, which does not exist; say where it is now with --data DIR"
+                f"{self.path} was trained on {folder}, which does not exist, and has no copy of it; say where it is "
+                "now with --data DIR"
             )
-        store = Store.open(folder)
+        return self._with_data_of_run(Store.open(folder))
+
+    def _has_copy(self) -> bool:
+        return (self.path / DATA_COPY / MANIFEST).is_file()
+
+    def _original(self) -> Store | None:
+        """Return the original store of a run that has a copy, None if it is not there or holds other data now."""
+        facts = self.record.get("data")
+        folder = Path(str(facts.get("path"))) if isinstance(facts, dict) else None
+        if folder is None or not folder.exists():
+            return None
+        try:
+            return self._with_data_of_run(Store.open(folder))
+        except UserError as error:
+            warnings.warn(f"{error}. {self.path / DATA_COPY} is used, the run's own copy", Note, stacklevel=3)
+            return None
+
+    def _copy(self) -> Store:
+        store = self._with_data_of_run(Store.open(self.path / DATA_COPY))
+        check_content(store)
+        return store
+
+    def _with_data_of_run(self, store: Store) -> Store:
+        """Return `store` if its content is what the run was trained on, else raise UserError."""
         facts = self.record.get("data")
         expected = facts.get("content_hash") if isinstance(facts, dict) else None
         found = store.manifest.content_hash
         if expected is not None and found != expected:
             raise UserError(
-                f"{folder} does not hold the data that {self.path} was trained on (content {found[:12]}, not "
+                f"{store.path} does not hold the data that {self.path} was trained on (content {found[:12]}, not "
                 f"{str(expected)[:12]}); give the original store with --data DIR, or train again"
             )
         return store
+
+    def keep_data(self, store: Store, when: str) -> str | None:
+        """Copy the data of the run into its folder and return None, or a sentence that says why it was not copied.
+
+        `when` is the setting train.copy_data: "auto" copies at most `MOST_COPIED` bytes.
+        """
+        if when == "never" or self._has_copy():
+            return None
+        size = store_bytes(store)
+        if when == "auto" and size > MOST_COPIED:
+            return (
+                f"the data, {size / 1e9:,.1f} GB, is not copied into {self.path}, which needs {store.path} to "
+                "recommend and to be measured; train.copy_data=always copies it"
+            )
+        try:
+            copy_store(store, self.path / DATA_COPY)
+        except (OSError, UserError) as error:
+            return f"the data could not be copied into {self.path}, which needs {store.path} to recommend: {error}"
+        return None
 
     def num_items(self) -> int:
         """Return the number of items that the run was trained on.
@@ -260,9 +310,9 @@ def open_run(
 ) -> OpenedRun:
     """Open the best or last checkpoint of a run with the store it was trained on.
 
-    `data` is where the store is now if it was moved. `plugins` are the files and modules of the run's own components
-    that are not installed: no file that the run names is imported unless it is given here. The backend of the operators
-    becomes the run's, in this process.
+    `data` is where the store is now if it was moved and the run has no copy of it. `plugins` are the files and modules
+    of the run's own components that are not installed: no file that the run names is imported unless it is given here.
+    The backend of the operators becomes the run's, in this process.
 
     Raises:
         UserError: not a run, no checkpoint, no store, a store with other data than the run was trained on, a plug-in

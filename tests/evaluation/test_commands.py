@@ -390,6 +390,7 @@ def test_a_store_that_moved_is_found_again_and_another_one_is_refused(
     record = json.loads((run / "run.json").read_text())
     home = Path(record["data"]["path"])
     shutil.copytree(home, tmp_path / "moved")
+    shutil.rmtree(run / "data")  # the run's own copy
     record["data"]["path"] = str(tmp_path / "gone")
     (run / "run.json").write_text(json.dumps(record))
     assert cli.main(["evaluate", str(run)]) == 2

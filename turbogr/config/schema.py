@@ -299,6 +299,8 @@ class TrainConfig:
     `profile` times a few early steps on a CPU by operator, for the report; it costs about a millisecond a step.
     `timeline` is what is kept of when every stage ran: `last` the newest few hundred steps of the first rank, `all`
     every step of every rank, about 110 bytes a stage, in the folder timeline.
+    `copy_data` keeps the data in the run folder when training ends, so that the run recommends and is measured without
+    the original: `auto` if it has at most 256 MB, `always`, or `never`.
     """
 
     epochs: int | None = 20
@@ -314,6 +316,7 @@ class TrainConfig:
     tensorboard: bool = True
     profile: bool = True
     timeline: Literal["last", "all"] = "last"
+    copy_data: Literal["auto", "always", "never"] = "auto"
 
     def check(self) -> None:
         positive(self, "epochs", "steps", "threads", "log_every", "checkpoint_every", "keep_checkpoints")

@@ -115,6 +115,8 @@ def train(
             if world.is_first:
                 _say_what_starts(trainer, start.changes, environment["ranks"]["why"])
             result = _train_and_summarise(trainer)
+            if world.is_first and result.status != "interrupted":
+                _keep_data(start)
             keep_status(result.status)
     return result
 
@@ -261,6 +263,13 @@ def _train_and_summarise(trainer: Trainer) -> TrainResult:
         except Interrupted:
             return dataclasses.replace(result, status="interrupted", signal=stop.own_signal or int(signal.SIGTERM))
     return result
+
+
+def _keep_data(start: _Start) -> None:
+    """Copy the data into the run folder, and say so where it is not copied."""
+    sentence = RunFolder.open(start.run).keep_data(start.store, start.config.train.copy_data)
+    if sentence is not None:
+        print(sentence, file=sys.stderr, flush=True)
 
 
 @contextmanager
