@@ -46,7 +46,7 @@ def load(
     """Load a trained run to recommend from; see `open_run` for the arguments and what it raises."""
     opened = open_run(run, data=data, which=which, plugins=plugins)
     scorer = ModelScorer(opened.encoder, opened.max_len)
-    return Recommender(scorer, opened.store, opened.split, filter_seen=opened.config.evaluate.filter_seen)
+    return Recommender(scorer, opened.store, opened.split, filter_seen=opened.config.evaluate.excludes_seen)
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ def measured_waiting(ranks: int, steps: int, median: float, mean: float, figures
 def measure(world: World, options: dict[str, Any]) -> dict[str, Any]:
     """Measure on all ranks together; return the same result on each."""
     model = ModelConfig(dim=64, num_blocks=2, num_heads=2, max_len=_MAX_LEN)
-    sizes = {"num_sequences": 2**20, "typical_length": _MAX_LEN, "longest_length": _MAX_LEN}
+    sizes: dict[str, Any] = {"num_sequences": 2**20, "typical_length": _MAX_LEN, "longest_length": _MAX_LEN}
     config, device = resolve(Config(model=model), num_items=_NUM_ITEMS, **sizes), torch.device("cpu")
     measured = measure_cost(config, _NUM_ITEMS, device=device) if world.is_first else CostModel()
     cost = world.gather_objects(measured)[0]

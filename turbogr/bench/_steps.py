@@ -24,7 +24,7 @@ def make_stepper(options: dict[str, Any], mesh: Mesh, parallel: ParallelConfig |
         optimizer=OptimizerConfig(table="adagrad"),
         parallel=parallel or ParallelConfig(),
     )
-    sizes = {"num_sequences": 2**20, "typical_length": 1, "longest_length": 2**31}
+    sizes: dict[str, Any] = {"num_sequences": 2**20, "typical_length": 1, "longest_length": 2**31}
     config = resolve(config, num_items=options["num_items"], **sizes)
     return Stepper(config, options["num_items"], device=torch.device("cpu"), mesh=mesh)
 

@@ -80,6 +80,8 @@ def describe(store: Store, summary: Summary, num_users: int, num_events: int) ->
         f"({store.item_ids.kind} ids), {store.num_events:,} events",
         f"split: {Split.of(store).describe()}",
     ]
+    if summary.repeats is not None:
+        parts.append(f"repeats: {summary.repeats.advise()}")
     if manifest.extends is not None:
         parts.append(
             f"extends {manifest.extends[:12]}: its {manifest.known_users:,} users and {manifest.known_items:,} items "

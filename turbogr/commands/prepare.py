@@ -15,6 +15,7 @@ from turbogr.data.prepare.source import QUOTES, Source
 from turbogr.data.prepare.source_lookup import built_in_sources, check_options, find_source, own_options, read_options
 from turbogr.data.prepare.sources import synthetic
 from turbogr.data.prepare.time_column import UNITS
+from turbogr.data.repeats import count_repeats
 from turbogr.data.split import Split
 from turbogr.data.store import Store
 
@@ -158,7 +159,11 @@ def run(args: argparse.Namespace) -> int:
     print(account_table(store))
     path = str(store.path).encode("utf-8", "backslashreplace").decode()  # a name of a file need not be Unicode
     print(f"\n{store.num_users:,} users, {store.num_items:,} items, {store.num_events:,} events -> {path}")
-    print(Split.of(store).describe())
+    split = Split.of(store)
+    print(split.describe())
+    repeats = count_repeats(store, split)
+    if repeats is not None:
+        print(repeats.advise())
     info = ItemInfo.of(store)
     if info is not None:
         print("\n".join(describe_item_info(info)))

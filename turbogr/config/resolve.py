@@ -10,12 +10,21 @@ from turbogr.config.schema import Config
 from turbogr.plugins import find
 
 
-def resolve(config: Config, *, num_items: int, num_sequences: int, typical_length: int, longest_length: int) -> Config:
-    """Fill in every size that follows from the data.
+def resolve(
+    config: Config,
+    *,
+    num_items: int,
+    num_sequences: int,
+    typical_length: int,
+    longest_length: int,
+    filter_seen: bool = True,
+) -> Config:
+    """Fill in everything that follows from the data.
 
     `typical_length` is a high quantile of the users' history lengths: the model's max_len is the next power of two,
     between 16 and 512, and no longer than the longest history. The width grows with the catalogue: 64 up to 100,000
     items, then 128. A batch is 128 sequences, or fewer where an epoch would have less than 40 batches, down to 16.
+    `filter_seen` is whether seen items are left out of the candidates where the config does not say so.
     """
     config = with_options(config)
     model = config.model.with_preset()
@@ -43,9 +52,13 @@ def resolve(config: Config, *, num_items: int, num_sequences: int, typical_lengt
     if data.batch_size is None and data.batch_tokens is None:
         data = dataclasses.replace(data, batch_size=min(128, max(16, 2 ** int(math.log2(max(1, num_sequences / 40))))))
     resolved = dataclasses.replace(config, model=model, optimizer=optimizer, data=data)
-    if config.evaluate.metric is None:
-        metric = find("task", config.task).factory.default_metric(config.evaluate)
-        resolved = dataclasses.replace(resolved, evaluate=dataclasses.replace(config.evaluate, metric=metric))
+    evaluate = config.evaluate
+    if evaluate.metric is None:
+        metric = find("task", config.task).factory.default_metric(evaluate)
+        evaluate = dataclasses.replace(evaluate, metric=metric)
+    if evaluate.filter_seen is None:
+        evaluate = dataclasses.replace(evaluate, filter_seen=filter_seen)
+    resolved = dataclasses.replace(resolved, evaluate=evaluate)
     resolved = _resolve_duration(resolved, num_sequences, typical_length)
     resolved.check()
     return resolved

@@ -266,9 +266,10 @@ class EvaluateConfig:
     which are computed beside them. `part` unset is the
     validation item where the split has one, else the test item. `every` counts epochs (unset: about ten evaluations in
     all); `patience` counts evaluations without a better value before training stops early (unset: never). With
-    `filter_seen` the items of a user's earlier events are no candidates, and a held-out item that is one of them counts
-    as missed; a log in which people return to the same items may want it false. `batch_size` bounds the users evaluated
-    together (unset: from the catalogue); metrics do not depend on it.
+    `filter_seen` the items of a user's earlier events are no candidates, for metrics and for recommendations, and a
+    held-out item that is one of them counts as missed; unset, they are candidates where a fifth or more of the
+    validation items are such repeats. `batch_size` bounds the users evaluated together (unset: from the catalogue);
+    metrics do not depend on it.
     """
 
     part: Literal["valid", "test"] | None = None
@@ -277,8 +278,14 @@ class EvaluateConfig:
     metrics: tuple[str, ...] = field(default=(), metadata={"kind": "metric"})
     every: int | None = 1
     patience: int | None = None
-    filter_seen: bool = True
+    filter_seen: bool | None = True
     batch_size: int | None = None
+
+    @property
+    def excludes_seen(self) -> bool:
+        """`filter_seen` of a resolved config."""
+        assert self.filter_seen is not None, "resolve the config first"
+        return self.filter_seen
 
     def check(self) -> None:
         positive(self, "every", "patience", "batch_size")

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from turbogr.data.split import time_range
+from turbogr.data.repeats import Repeats, count_repeats
+from turbogr.data.split import Split, time_range
 from turbogr.data.store import Store, read_range
 from turbogr.data.times import END_OF_TIME
 from turbogr.data.vocabulary import Int64Array
@@ -51,7 +52,8 @@ class Distribution:
 class Summary:
     """`top_shares` maps a share of the items (the most popular) to their share of the events; `top_items` are the raw
     ids and events of the most popular items; `over_time` counts the events in equal spans between
-    `first_time` and `last_time` (None where the store has no real times)."""
+    `first_time` and `last_time` (None where the store has no real times); `repeats` counts held-out items that their
+    users have had before."""
 
     lengths: Distribution
     popularity: Distribution
@@ -60,6 +62,7 @@ class Summary:
     first_time: int | None
     last_time: int | None
     over_time: tuple[int, ...]
+    repeats: Repeats | None
 
 
 def summarise(store: Store) -> Summary:
@@ -91,6 +94,7 @@ def summarise(store: Store) -> Summary:
         first_time=first,
         last_time=last,
         over_time=tuple(over_time.tolist()),
+        repeats=count_repeats(store, Split.of(store)),
     )
 
 

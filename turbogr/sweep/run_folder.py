@@ -11,20 +11,21 @@ from turbogr.config import Config, current_key, load_config
 from turbogr.data.store import Store
 from turbogr.errors import UserError
 from turbogr.sweep.grid import Cell
-from turbogr.training.resuming import refusals
+from turbogr.training.resuming import refusals, with_stored_protocol
 from turbogr.training.run import resolve_against
 from turbogr.training.run_summary import is_outdated
 
 _MAY_GROW = {"train.epochs", "train.steps"}
 
 
-def config_of(cell: Cell, store: Store, overrides: Sequence[str] = ()) -> Config:
-    """Return the config that a cell is trained with on a store.
+def config_of(cell: Cell, store: Store, out: Path, overrides: Sequence[str] = ()) -> Config:
+    """Return the config that a cell is trained with on a store, or continued if its run is in `out` already.
 
     Raises:
         UserError: a recipe or setting that cannot be trained.
     """
-    return resolve_against(load_config(cell.recipe, [*overrides, *cell.overrides]), store)
+    config = load_config(cell.recipe, [*overrides, *cell.overrides])
+    return resolve_against(with_stored_protocol(config, out / cell.name), store)
 
 
 def check_folder(cell: Cell, out: Path, config: Config, store: Store) -> None:
@@ -65,7 +66,7 @@ def misplaced(cells: Sequence[Cell], data: Path, out: Path, overrides: Sequence[
         folder = out / cell.name
         if not (folder / "config.yaml").exists() or not _is_run(folder):
             continue
-        config = config_of(cell, store, overrides)
+        config = config_of(cell, store, out, overrides)
         different = refusals(folder, config, store, fixed=_given([*overrides, *cell.overrides]))
         reasons = [refusal.reason for refusal in different]
         if is_outdated(folder):

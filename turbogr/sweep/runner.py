@@ -188,7 +188,7 @@ def check(cells: Sequence[Cell], data: Path, out: Path, overrides: Sequence[str]
     store = Store.open(data)
     waiting = []
     for cell in cells:
-        config = config_of(cell, store, overrides)
+        config = config_of(cell, store, out, overrides)
         _check_machine(config)
         check_folder(cell, out, config, store)
         if not _is_finished(out / cell.name, config):

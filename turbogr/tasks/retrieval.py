@@ -71,12 +71,12 @@ class RetrievalTask(Task):
     @staticmethod
     def rule(config: EvaluateConfig, *, final: bool = False) -> dict[str, Any]:
         ks = list(_final_ks(config) if final else config.ks)
-        rule = {"ks": ks, "filter_seen": config.filter_seen, "repeated": REPEATED}
+        rule = {"ks": ks, "filter_seen": config.excludes_seen, "repeated": REPEATED}
         return {**rule, "metrics": list(config.metrics)} if config.metrics else rule
 
     @staticmethod
     def describe_rule(config: EvaluateConfig) -> str:
-        return f"seen items out, repeated ones {REPEATED}" if config.filter_seen else "seen items in"
+        return f"seen items out, repeated ones {REPEATED}" if config.excludes_seen else "seen items in"
 
     @staticmethod
     def is_comparable(rule: Mapping[str, Any]) -> bool:
@@ -213,17 +213,17 @@ class RetrievalTask(Task):
         *,
         should_stop: Callable[[], bool] | None = None,
     ) -> Coverage:
-        filter_seen = self.config.evaluate.filter_seen
+        filter_seen = self.config.evaluate.excludes_seen
         return coverage(self.scorer(tables), store, split, part, filter_seen=filter_seen, should_stop=should_stop)
 
     def samples(self, tables: Mapping[str, Tensor], store: Store, split: Split, part: str) -> dict[str, Any]:
-        filter_seen = self.config.evaluate.filter_seen
+        filter_seen = self.config.evaluate.excludes_seen
         return sample_users(self.scorer(tables), store, split, part, filter_seen=filter_seen)
 
     def _options(self, final: bool, filter_seen: bool | None) -> dict[str, Any]:
         config = self.config.evaluate
         ks = _final_ks(config) if final else config.ks
-        filter_seen = config.filter_seen if filter_seen is None else filter_seen
+        filter_seen = config.excludes_seen if filter_seen is None else filter_seen
         return {"ks": ks, "filter_seen": filter_seen, "extra": extra_metrics(self.config)}
 
 

@@ -101,6 +101,14 @@ def _newest_progress(run: Path) -> Progress:
     return Progress()
 
 
+def with_stored_protocol(config: Config, run: Path) -> Config:
+    """Keep what an existing run does with seen items, where the config leaves it to the log."""
+    if config.evaluate.filter_seen is not None or not (holds_a_run(run) and (run / "config.yaml").exists()):
+        return config
+    stored = load_run_config(run).evaluate.filter_seen
+    return dataclasses.replace(config, evaluate=dataclasses.replace(config.evaluate, filter_seen=stored))
+
+
 def with_stored_cost(config: Config, run: Path) -> Config:
     """Keep the measured cost of sequences that a run was started with: the same plan gives the same rounding."""
     stored = load_run_config(run).parallel.cost if (run / "config.yaml").exists() else None

@@ -22,6 +22,7 @@ import torch
 
 from turbogr import machine, ops
 from turbogr.config import Config, dump_config, flat_config, load_config, resolve, with_plugins
+from turbogr.data.repeats import Repeats, count_repeats
 from turbogr.data.split import Split
 from turbogr.data.store import Store
 from turbogr.errors import UserError
@@ -40,8 +41,8 @@ from turbogr.tasks.features import resolve_features
 from turbogr.tasks.task import Task
 from turbogr.training.checkpoint_selection import check_selection
 from turbogr.training.cost_measurement import with_measured_cost
-from turbogr.training.resuming import changed_settings, holds_a_run, refusals, with_stored_cost
-from turbogr.training.run_summary import SUMMARY, summary_is_current, write_summary
+from turbogr.training.resuming import changed_settings, holds_a_run, refusals, with_stored_cost, with_stored_protocol
+from turbogr.training.run_summary import SUMMARY, predicts_items, summary_is_current, write_summary
 from turbogr.training.stopping import AgreedStop
 from turbogr.training.trainer import Trainer, TrainResult, choose_device
 from turbogr.training.warm_start import WarmStart
@@ -113,7 +114,8 @@ def train(
             if start.exists:
                 trainer.resume()
             if world.is_first:
-                _say_what_starts(trainer, start.changes, environment["ranks"]["why"])
+                about_repeats = start.record.get("protocol", {}).get("reason")
+                _say_what_starts(trainer, start.changes, environment["ranks"]["why"], about_repeats)
             result = _train_and_summarise(trainer)
             if world.is_first and result.status != "interrupted":
                 _keep_data(start)
@@ -140,7 +142,9 @@ def _prepare(
     if exists and not resume:
         raise UserError(f"{run} already exists; choose another --out, continue it with --resume, or remove it")
     warm_start = None if init_from is None else WarmStart(init_from, store)
-    config = resolve_against(config if warm_start is None else warm_start.fill(config), store)
+    given = with_stored_protocol(config if warm_start is None else warm_start.fill(config), run)
+    repeats = count_repeats(store, Split.of(store, config.data.split))
+    config = resolve_against(given, store, repeats)
     changes: list[str] = []
     if exists:
         config = with_stored_cost(config, run)
@@ -148,6 +152,8 @@ def _prepare(
     record["components"] = component_records(dict.fromkeys([*config.chosen(), *operators_of(config.plugins)]))
     task = task_class(config.task)
     record["metrics"] = [asdict(info) for info in task.describe_metrics(task.metric_names(config.evaluate, final=True))]
+    if predicts_items(config) and repeats is not None:
+        record["protocol"] = _protocol(given, config, repeats, record.get("protocol"))
     record.setdefault("init_from", None if init_from is None else str(Path(init_from).resolve()))
     return _Start(config, store, run, exists, warm_start, record, changes)
 
@@ -286,8 +292,24 @@ def _alone_in(run: Path) -> Iterator[None]:
         os.close(handle)
 
 
-def resolve_against(config: Config, store: Store) -> Config:
-    """Fill in the sizes of a config that follow from the data of a store, and check that it can be trained on it.
+def _protocol(given: Config, resolved: Config, repeats: Repeats, stored: Any) -> dict[str, Any]:
+    """Return what is done with seen items and why, for run.json; what is `stored` there stays until it changes."""
+    filter_seen = given.evaluate.filter_seen
+    seen = "excluded" if resolved.evaluate.excludes_seen else "included"
+    if isinstance(stored, dict) and stored.get("seen") == seen:
+        return stored
+    return {
+        "seen": seen,
+        "chosen_by": "the log" if filter_seen is None else "evaluate.filter_seen",
+        "reason": repeats.conclude(filter_seen),
+        "repeats": asdict(repeats),
+    }
+
+
+def resolve_against(config: Config, store: Store, repeats: Repeats | None = None) -> Config:
+    """Fill in what a config leaves to the data of a store, and check that it can be trained on it.
+
+    `repeats` are those of `count_repeats`, where they have been counted already.
 
     Raises:
         UserError: a split that the store does not allow or that holds nothing out to choose a checkpoint by, or
@@ -298,12 +320,15 @@ def resolve_against(config: Config, store: Store) -> Config:
     inputs = split.train_end - np.asarray(store.offsets[:-1]) - 1
     num_sequences = int((inputs > 0).sum())
     inputs = np.maximum(inputs, 1)
+    if repeats is None and config.evaluate.filter_seen is None:
+        repeats = count_repeats(store, split)
     return resolve(
         resolve_features(config, store),
         num_items=store.num_items,
         num_sequences=num_sequences,
         typical_length=int(np.quantile(inputs, 0.9)),
         longest_length=int(inputs.max()),
+        filter_seen=True if repeats is None else repeats.filter_seen,
     )
 
 
@@ -347,7 +372,7 @@ def _resumed_record(run: Path, config: Config, store: Store, changes: list[str])
     return {**record, "data": {**record["data"], "path": str(store.path.resolve())}}
 
 
-def _say_what_starts(trainer: Trainer, changes: list[str], why_mesh: str) -> None:
+def _say_what_starts(trainer: Trainer, changes: list[str], why_mesh: str, about_repeats: str | None = None) -> None:
     loader, store = trainer.loader, trainer.store
     lines = [
         *changes,
@@ -356,6 +381,8 @@ def _say_what_starts(trainer: Trainer, changes: list[str], why_mesh: str) -> Non
         f"{loader.num_sequences:,} sequences, {loader.num_tokens:,} tokens an epoch, "
         f"{loader.num_batches(0):,} batches; {store.num_items:,} items; split {trainer.split.rule}",
     ]
+    if about_repeats is not None:
+        lines.append(about_repeats)
     if trainer.world.size > 1:
         lines.append(f"{trainer.world.size} ranks, {trainer.mesh} (groups × members): {why_mesh}")
     if loader.num_events_cut:

@@ -19,7 +19,7 @@ from turbogr.evaluation.user_positions import Measured, UserPositions
 from turbogr.files import replace_text
 from turbogr.parallel.world import World
 from turbogr.progress import Progress
-from turbogr.runs import load_model
+from turbogr.runs import RunFolder, load_model
 from turbogr.tasks import task_class
 from turbogr.training.checkpoint_selection import describe_checkpoint, selected_on
 
@@ -75,9 +75,10 @@ def write_summary(
         "baseline_standard_errors": {name: system.standard_errors for name, system in baselines.items()},
         "coverage": None if coverage is None else dataclasses.asdict(coverage),
         "num_users": result.num_users,
-        "protocol": _protocol(
-            config, f"{result.protocol}; {describe_checkpoint(config, split, trained.checkpoint, part)}"
-        ),
+        "protocol": {
+            **_seen(config, trained.folder),
+            "text": f"{result.protocol}; {describe_checkpoint(config, split, trained.checkpoint, part)}",
+        },
         "selected_on": selected_on(config, split, trained.checkpoint),
         "step": trained.checkpoint.step,
         "steps": progress.step,
@@ -111,12 +112,17 @@ def _both_ways(model: Measured, baselines: Mapping[str, Measured]) -> dict[str, 
     }
 
 
-def _protocol(config: Config, text: str) -> dict[str, Any]:
-    """What was measured, as a sentence and as facts that a program can read."""
-    rule = task_class(config.task).rule(config.evaluate)
-    if "filter_seen" not in rule:
-        return {"text": text}
-    return {"seen": "excluded" if rule["filter_seen"] else "included", "text": text}
+def predicts_items(config: Config) -> bool:
+    """Whether a run recommends items, so that it matters which of them users have had before."""
+    return "filter_seen" in task_class(config.task).rule(config.evaluate)
+
+
+def _seen(config: Config, folder: RunFolder) -> dict[str, Any]:
+    """What was done with items that users have had before, and what chose it, as run.json has it."""
+    if not predicts_items(config):
+        return {}
+    stored = folder.record.get("protocol")
+    return {**(stored or {}), "seen": "excluded" if config.evaluate.excludes_seen else "included"}
 
 
 def summary_is_current(run: Path, config: Config, progress: Progress) -> bool:
