@@ -96,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(arguments: list[str], stopping: _Stopping) -> int:
     if arguments[:1] == ["help"]:
-        arguments = [*arguments[1:2], "--help"]
+        arguments = [*arguments[1:], "--help"]
     chosen = arguments[0] if arguments else None
     if chosen is None:
         _build_parser(None).print_help()

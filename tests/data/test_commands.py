@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 
 from tests.data.logs import random_events, write_csv
+from tests.own_registry import own_registry  # noqa: F401
 from turbogr.cli import main
 from turbogr.data.prepare.preparation import prepare
+from turbogr.data.prepare.source import OF_TEXT_FILES, Source
+from turbogr.data.prepare.source_lookup import built_in_sources
 from turbogr.data.store import Store
 from turbogr.data.store_summary import Distribution, summarise
 
@@ -21,6 +24,37 @@ pytestmark = pytest.mark.filterwarnings("ignore::turbogr.data.prepare.data_warni
 def log(tmp_path: Path) -> Path:
     events = [(u, i, 1_600_000_000 + t) for u, i, t in random_events(300, 12, 20, seed=6)]
     return write_csv(tmp_path / "log.csv", events)
+
+
+def test_the_help_of_prepare_lists_the_sources(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["prepare", "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert all(f"\n  {source.name} " in shown for source in built_in_sources())
+    assert "--user-column NAME" not in shown and "turbogr prepare csv --help" in shown
+
+
+@pytest.mark.parametrize("source", built_in_sources(), ids=lambda source: source.name)
+def test_the_help_of_a_source_has_what_concerns_it(source: Source, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["prepare", source.name, "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert f"usage: turbogr prepare {source.name} " in shown and "--out DIR" in shown and "--min-user-events" in shown
+    every = {*OF_TEXT_FILES, *(name for other in built_in_sources() for name in other.own_names), "log"}
+    takes = {*source.takes, *source.own_names, *(["log"] if source.name == "synthetic" else [])}
+    listed = {name for name in every if f"\n  --{name.replace('_', '-')} " in f"{shown} "}
+    assert listed == takes
+    assert "--plugins" not in shown
+
+
+def test_the_help_of_an_unknown_source(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["prepare", "cvs", "--help"]) == 2
+    assert "Did you mean 'csv'" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("own_registry")
+def test_the_help_of_a_source_of_a_plugin(capsys: pytest.CaptureFixture[str]) -> None:
+    source = Path(__file__).parents[2] / "examples" / "custom_source.py"
+    assert main(["prepare", "sessions", "--plugins", str(source), "--help"]) == 0
+    assert "--option KEY=VALUE: separator, seconds_per_item" in capsys.readouterr().out
 
 
 def test_prepare_ends_with_the_account(tmp_path: Path, log: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -46,6 +80,8 @@ def test_prepare_ends_with_the_account(tmp_path: Path, log: Path, capsys: pytest
         (["csv", "LOG", "--time-unit", "weeks"], "--time-unit"),
         (["csv", "LOG", "--spilt", "x"], "--split"),
         (["cvs", "LOG"], "Did you mean 'csv'"),
+        (["LOG"], "is a path, and the kind of input comes first: turbogr prepare csv "),
+        (["logs/day.parquet"], "turbogr prepare parquet logs/day.parquet --out DIR"),
     ],
 )
 def test_mistakes_are_reported_in_one_line(

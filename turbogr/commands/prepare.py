@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -11,25 +12,34 @@ from turbogr.commands._plugins_option import add_plugins_option, load_given_plug
 from turbogr.data.item_info import ItemInfo, describe_item_info
 from turbogr.data.prepare.filters import DUPLICATES
 from turbogr.data.prepare.preparation import TIES, prepare
-from turbogr.data.prepare.source import QUOTES, Source
-from turbogr.data.prepare.source_lookup import built_in_sources, check_options, find_source, own_options, read_options
+from turbogr.data.prepare.source import DECIMALS, QUOTES, Source
+from turbogr.data.prepare.source_lookup import (
+    OF_EVERY_SOURCE,
+    built_in_sources,
+    check_options,
+    find_source,
+    own_options,
+    read_options,
+    source_names,
+)
 from turbogr.data.prepare.sources import synthetic
 from turbogr.data.prepare.time_column import UNITS
 from turbogr.data.repeats import count_repeats
 from turbogr.data.split import Split
 from turbogr.data.store import Store
+from turbogr.errors import UserError
 
 
 def add_parser(subparsers: Any) -> None:
     """Add the command to the command line."""
     sources = built_in_sources()
-    listed = "\n".join(f"  {source.name:<10} {source.summary}" for source in sources)
     parser = subparsers.add_parser(
         "prepare",
         help="turn an interaction log into a prepared store",
-        description=f"Turn an interaction log into a prepared store.\n\nsources:\n{listed}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        add_help=False,
     )
+    parser.add_argument("-h", "--help", action=_Help, nargs=0, help="show this help; after a source, its options")
     parser.add_argument("source", help="kind of input: one of these, or the name of a plug-in's source")
     parser.add_argument("paths", nargs="*", metavar="PATH", help="files, folders or globs")
     parser.add_argument("--out", required=True, metavar="DIR", help="where to write the store")
@@ -44,8 +54,8 @@ def add_parser(subparsers: Any) -> None:
         help="an option that only this source has, such as that of a plug-in; may be repeated",
     )
     columns = parser.add_argument_group("columns (guessed from the usual names unless given)")
-    columns.add_argument("--user-column", metavar="NAME")
-    columns.add_argument("--item-column", metavar="NAME")
+    columns.add_argument("--user-column", metavar="NAME", help="who: a user, customer, session, ...")
+    columns.add_argument("--item-column", metavar="NAME", help="what: an item, product, video, ...")
     columns.add_argument(
         "--time-column", metavar="NAME", help="'none' if the records are in time order and have no times"
     )
@@ -61,6 +71,10 @@ def add_parser(subparsers: Any) -> None:
     columns.add_argument("--delimiter", metavar="CHAR", help="of delimited text; guessed from the first line")
     columns.add_argument("--column-names", metavar="A,B", type=_names, default=(), help="of text without a header")
     columns.add_argument("--quote", choices=QUOTES, help="'none' if quotes in delimited text are part of it (double)")
+    columns.add_argument("--encoding", metavar="NAME", help="of delimited text, e.g. latin-1 or cp1252 (utf-8)")
+    columns.add_argument(
+        "--decimal", metavar="MARK", help=f"decimal mark of numbers in text: {' or '.join(DECIMALS)} (point)"
+    )
     columns.add_argument("--text-ids", action="store_true", help="treat ids as text even if they look like integers")
     records = parser.add_argument_group("records (defaults are the source's published ones)")
     records.add_argument("--drop-bad-rows", action="store_true", help="drop and count records that cannot be read")
@@ -94,6 +108,61 @@ def add_parser(subparsers: Any) -> None:
     parser.set_defaults(run=run)
 
 
+class _Help(argparse.Action):
+    """`--help`: the sources, or after the name of one its options alone."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: object, option: str | None = None
+    ) -> None:
+        if namespace.source is None:
+            _show_sources(parser)
+        else:
+            load_given_plugins(namespace)
+            _show_source(parser, find_source(namespace.source))
+        parser.print_help()
+        parser.exit()
+
+
+def _show_sources(parser: argparse.ArgumentParser) -> None:
+    """Make the help that of the command as a whole: what there is to read, and where the options are."""
+    names = sorted(source_names(), key=lambda name: name == synthetic.NAME)
+    width = max(map(len, names))
+    listed = "\n".join(f"  {name:<{width}}  {find_source(name).summary}" for name in names)
+    parser.usage = "turbogr prepare SOURCE [PATH ...] --out DIR [options of the source]"
+    parser.description = (
+        "Turn an interaction log (who, what, when) into a prepared store. Columns are found by their usual names;\n"
+        f"every record is kept, or dropped for a reason that is printed.\n\nsources:\n{listed}\n\n"
+        "turbogr prepare SOURCE --help shows the options of a source, for instance turbogr prepare csv --help\n\n"
+        "examples:\n"
+        "  turbogr prepare csv clicks.csv --out data/mine\n"
+        "  turbogr prepare parquet logs/ --user-column customer --item-column sku --time-column sold --out data/mine"
+    )
+    _hide(parser, [])
+
+
+def _show_source(parser: argparse.ArgumentParser, source: Source) -> None:
+    """Make the help that of one source: only options that it takes."""
+    paths = "" if source.name == synthetic.NAME else " PATH [PATH ...]"
+    parser.usage = f"turbogr prepare {source.name}{paths} --out DIR [options]"
+    minima = f"{source.min_user_events} events of a user, {source.min_item_events} of an item"
+    kept = "all records" if max(source.min_user_events, source.min_item_events) == 1 else f"at least {minima}"
+    lines = [f"{source.name}: {source.summary.rstrip('.')}.", f"Kept by default: {kept}. Split: {source.split}."]
+    if source.plugin is not None and source.own_names:
+        lines.append(f"Options of its own, as --option KEY=VALUE: {', '.join(source.own_names)}.")
+    parser.description = "\n".join(lines)
+    own = ["log"] if source.name == synthetic.NAME else ["paths"]
+    own += source.own_names if source.plugin is None else ["plugins", "settings"]
+    every = [name for name in OF_EVERY_SOURCE if name != "plugins"]
+    _hide(parser, [*source.takes, *every, *own, "out", "item_info", "item_info_id", "item_info_title"])
+
+
+def _hide(parser: argparse.ArgumentParser, shown: Sequence[str]) -> None:
+    """Leave all options out of the help but these; a group without any is left out too."""
+    for action in parser._actions:
+        if action.dest not in shown:
+            action.help = argparse.SUPPRESS
+
+
 def _add_own_options(parser: argparse.ArgumentParser, source: Source) -> None:
     """Add an option for each one that only this source has."""
     if source.config is None:
@@ -111,6 +180,31 @@ def _add_own_options(parser: argparse.ArgumentParser, source: Source) -> None:
             group.add_argument(flag, type=hint, metavar=hint.__name__.upper(), help=summary)
 
 
+_SOURCES_OF = {
+    ".csv": "csv",
+    ".txt": "csv",
+    ".tsv": "tsv",
+    ".parquet": "parquet",
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+    ".inter": "recbole",
+    ".dat": "movielens",
+}
+
+
+def _refuse_path_for_source(given: str) -> None:
+    """Raise UserError if the kind of input was left out, so that a path stands in its place."""
+    path = Path(given)
+    if given in source_names() or not (path.exists() or path.suffix.lower() in _SOURCES_OF):
+        return
+    kind = _SOURCES_OF.get(path.suffix.lower(), "SOURCE")
+    raise UserError(
+        f"{given} is a path, and the kind of input comes first: turbogr prepare {kind} {given} --out DIR. "
+        "See turbogr prepare --help for the kinds"
+    )
+
+
 def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
@@ -118,6 +212,7 @@ def _names(text: str) -> tuple[str, ...]:
 def run(args: argparse.Namespace) -> int:
     """Prepare, and end with the account of the records."""
     load_given_plugins(args)
+    _refuse_path_for_source(args.source)
     source = find_source(args.source)
     own = {name: getattr(args, name) for other in built_in_sources() for name in other.own_names}
     own |= read_options(source, args.settings)
@@ -138,6 +233,8 @@ def run(args: argparse.Namespace) -> int:
         delimiter=args.delimiter,
         column_names=args.column_names,
         quote=args.quote,
+        encoding=args.encoding,
+        decimal=args.decimal,
         text_ids=args.text_ids,
         drop_bad_rows=args.drop_bad_rows,
         split=args.split,

@@ -89,7 +89,7 @@ def test_a_wrong_record_is_refused_with_its_line_or_dropped_and_counted(
         (b"user_id,itm_id,timestamp\n1,2,3\n", "no column looks like the item.*Did you mean --item-column itm_id"),
         (b"user_id,item_id\n1,2\n", "no column looks like the time.*--time-column none"),
         (HEADER.replace(b"\n", b"\r") + b"1,2,3\r", "carriage return"),
-        ("user_id,item_id,timestamp\n1,2,3\n".encode("utf-16"), "UTF-16"),
+        ("user_id,item_id,timestamp\n1,2,3\n".encode("utf-16-le"), "header has zero bytes.*utf-16"),
         (b"\xff" + HEADER + GOOD, "header is not UTF-8"),
         (b"x" * 140_000 + b"," + HEADER + GOOD, "line 1: the header names a column with more than 65,536 characters"),
         (b'"x,' + HEADER + GOOD, "line 1: a quote is opened here and never closed"),

@@ -42,6 +42,8 @@ OPTIONS: dict[str, Any] = {
     "delimiter": "~",
     "column_names": ["a", "b", "c", "d"],
     "quote": "none",
+    "encoding": "utf-16",
+    "decimal": "dot",  # no decimal mark: it is refused where it is read
     "text_ids": True,
     "drop_bad_rows": True,
     "where": ["rating >= 2"],

@@ -196,7 +196,8 @@ def _refuse_unclear(found: Mapping[str, Sequence[str]], names: Sequence[str], wh
 def _hints(missing: Sequence[str], found: Mapping[str, Sequence[str]], names: Sequence[str]) -> str:
     """Suggest columns for the roles that have none, unless the names are values."""
     if any(re.fullmatch(r"[-+0-9.eE:T ]+", name) for name in names):
-        return " Is the first line no header? Then name the columns with --column-names." if missing else ""
+        example = "--column-names=user_id,item_id,timestamp"
+        return f" Is the first line no header? Then name the columns, for instance {example}." if missing else ""
     if len(names) == 1 and missing:
         return " If that is several columns in one, say what separates them with --delimiter."
     taken = {name for columns in found.values() for name in columns}

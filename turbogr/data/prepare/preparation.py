@@ -46,6 +46,8 @@ def prepare(
     delimiter: str | None = None,
     column_names: str | Sequence[str] = (),
     quote: str | None = None,
+    encoding: str | None = None,
+    decimal: str | None = None,
     text_ids: bool = False,
     drop_bad_rows: bool = False,
     split: str | None = None,
@@ -70,6 +72,8 @@ def prepare(
 
     Args:
         keep_columns: number columns to keep.
+        encoding, decimal: of delimited text: its encoding if it is not UTF-8 (such as "latin-1"), and the decimal mark
+            of numbers, "point" or "comma".
         split: which events are held out, see `turbogr.data.split`.
         min_user_events, min_item_events: users and items with fewer events are dropped until none is left.
         duplicates: which repeated records are dropped: "keep" none, "exact" those of the same user, item and time,
@@ -99,6 +103,8 @@ def prepare(
         delimiter=delimiter,
         column_names=_names(column_names),
         quote=quote,
+        encoding=encoding,
+        decimal={",": "comma", ".": "point"}.get(decimal or "", decimal),
         text_ids=text_ids,
         drop_bad_rows=drop_bad_rows,
         where=_names(where),

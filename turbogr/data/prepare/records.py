@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from turbogr.data.prepare.id_keys import KeyedIds
 from turbogr.data.prepare.source import DROPPING, Block, Columns, ReadOptions
-from turbogr.data.prepare.text_casts import cast_each, is_blank, is_text
+from turbogr.data.prepare.text_casts import DECIMAL_COMMA, cast_each, comma_hint, is_blank, is_text
 from turbogr.data.prepare.time_column import (
     REASONS,
     OddTimes,
@@ -93,7 +93,7 @@ class RecordParser:
         assert name is not None
         values = _decoded(block.columns[name])
         if is_text(values.type):
-            return _valid_text(values, checks, name)
+            return self._with_points(_valid_text(values, checks, name))
         if pa.types.is_decimal(values.type):
             try:
                 return values.cast(pa.int64())
@@ -122,7 +122,7 @@ class RecordParser:
         items = self._ids("item", self.columns.item, block, checks)
         ticks = self._ticks(block, checks)
         numbers = {
-            name: _numbers(block.columns[name], name, checks)
+            name: _numbers(block.columns[name], name, checks, self._with_points)
             for name in [*self.columns.actions, *(name for rule in self.columns.filters for name in rule.columns)]
         }
         keep = ~checks.bad
@@ -163,6 +163,12 @@ class RecordParser:
             return f"{text} ({moment}) in {block.where(record)}"
 
         return OddTimes.of(ticks[kept], self.time_form, say)
+
+    def _with_points(self, texts: pa.Array) -> pa.Array:
+        """Return numbers with decimal commas, if the log has these, with points; others are left as they are."""
+        if self.options.decimal != "comma":
+            return texts
+        return pc.replace_substring_regex(texts, DECIMAL_COMMA, r"\1.\2")
 
     def _keyed(self, ids: Any, keep: NDArray[np.bool_], counted: bool) -> KeyedIds:
         if isinstance(ids, np.ndarray):
@@ -287,7 +293,12 @@ def _valid_text(values: pa.Array, checks: _Checks, name: str) -> pa.Array:
             broken[index] = True
             texts.append("")
     checks.flag(
-        broken, "broken UTF-8", lambda k: f"column {name!r} holds bytes that are not UTF-8: {_bytes(values[k].as_py())}"
+        broken,
+        "broken UTF-8",
+        lambda k: (
+            f"column {name!r} holds bytes that are not UTF-8: {_bytes(values[k].as_py())}"
+            f"{_as_latin1(values[k].as_py())}"
+        ),
     )
     return pa.array(texts, pa.large_string())
 
@@ -352,7 +363,9 @@ def _too_long(role: str, name: str, text: str) -> str:
     return f"the {role} {text} (column {name!r}) does not fit 64 bits; --text-ids treats ids as text"
 
 
-def _numbers(values: pa.Array, name: str, checks: _Checks) -> NDArray[np.float64]:
+def _numbers(
+    values: pa.Array, name: str, checks: _Checks, with_points: Callable[[pa.Array], pa.Array]
+) -> NDArray[np.float64]:
     """Return a number column as float64, NaN where it is missing; text that is no number is flagged."""
     values = _decoded(values)
     if pa.types.is_boolean(values.type):
@@ -360,7 +373,7 @@ def _numbers(values: pa.Array, name: str, checks: _Checks) -> NDArray[np.float64
     unreadable = np.zeros(len(values), bool)
     if is_text(values.type):
         texts = _valid_text(values, checks, name)
-        filled = pc.if_else(is_blank(texts), pa.scalar("nan", pa.large_string()), texts)
+        filled = pc.if_else(is_blank(texts), pa.scalar("nan", pa.large_string()), with_points(texts))
         try:
             values = filled.cast(pa.float64())
         except pa.ArrowInvalid:
@@ -374,13 +387,29 @@ def _numbers(values: pa.Array, name: str, checks: _Checks) -> NDArray[np.float64
     checks.flag(
         unreadable | np.isinf(numbers) | (np.abs(numbers) >= _FIRST_INEXACT),
         "unreadable number",
-        lambda k: f"{_shown(original[k].as_py())} in column {name!r} is not a number that can be kept",
+        lambda k: (
+            f"{_shown(original[k].as_py())} in column {name!r} is not a number that can be kept"
+            f"{comma_hint(_text(original[k].as_py()))}"
+        ),
     )
     return numbers  # type: ignore[no-any-return]
 
 
 def _shown(value: object) -> str:
-    return excerpt(value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value))
+    return excerpt(_text(value))
+
+
+def _text(value: object) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+def _as_latin1(value: bytes) -> str:
+    """Say what bytes are in the most common encoding besides UTF-8, if it makes them letters; else ""."""
+    text = value.decode("cp1252", "replace")
+    strange = [char for char in text if not char.isascii()]
+    if not all(char.isalpha() for char in strange):
+        return ""
+    return f", which is {excerpt(text)} in Latin-1; --encoding=latin-1 reads a delimited file as that"
 
 
 def _bytes(value: bytes) -> str:

@@ -17,12 +17,13 @@ from turbogr.plugins import register
 NO_COLUMN = "none"
 DROPPING = "(--drop-bad-rows drops and counts such records)"
 QUOTES = ("double", "none")
+DECIMALS = ("point", "comma")
 
 # The options of reading. A source names those that it uses, and any other is refused.
 OF_ANY_LOG = ("keep_columns", "where", "text_ids")
 OF_FILES = (*OF_ANY_LOG, "drop_bad_rows")
 OF_TYPED_FILES = (*OF_FILES, "user_column", "item_column", "time_column", "time_unit", "time_format")
-OF_TEXT_FILES = (*OF_TYPED_FILES, "delimiter", "column_names", "quote")
+OF_TEXT_FILES = (*OF_TYPED_FILES, "delimiter", "column_names", "quote", "encoding", "decimal")
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,8 @@ class ReadOptions:
     delimiter: str | None = None
     column_names: tuple[str, ...] = ()
     quote: str | None = None
+    encoding: str | None = None
+    decimal: str | None = None
     text_ids: bool = False
     drop_bad_rows: bool = False
     where: tuple[str, ...] = ()

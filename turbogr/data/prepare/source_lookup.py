@@ -12,7 +12,7 @@ from turbogr.data.prepare.source import OF_TEXT_FILES, Source
 from turbogr.data.prepare.sources.plugin_source import plugin_source
 from turbogr.errors import UserError, did_you_mean
 
-_OF_EVERY_SOURCE = (
+OF_EVERY_SOURCE = (
     "split",
     "min_user_events",
     "min_item_events",
@@ -24,7 +24,7 @@ _OF_EVERY_SOURCE = (
     "progress",
     "plugins",
 )
-_TAKEN = (*OF_TEXT_FILES, *_OF_EVERY_SOURCE, "source", "paths", "out", "log")
+_TAKEN = (*OF_TEXT_FILES, *OF_EVERY_SOURCE, "source", "paths", "out", "log")
 
 
 def source_names() -> list[str]:
@@ -59,7 +59,7 @@ def check_options(source: Source, given: Iterable[str]) -> None:
     for name in given:
         if name not in takes:
             listed = ", ".join(_flag(source, option) for option in takes)
-            hint = "" if name in _options_of_built_in_sources() else did_you_mean(name, (*takes, *_OF_EVERY_SOURCE))
+            hint = "" if name in _options_of_built_in_sources() else did_you_mean(name, (*takes, *OF_EVERY_SOURCE))
             raise UserError(
                 f"{_flag(source, name)} is not an option of the source {source.name!r}, which takes {listed} beside "
                 f"the options of every source.{hint}"

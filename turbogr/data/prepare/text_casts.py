@@ -13,6 +13,15 @@ from numpy.typing import NDArray
 _NUMBER = re.compile(r"^\s*[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?\s*$|^\s*[-+]?(nan|inf|infinity)\s*$", re.I | re.A)
 
 
+DECIMAL_COMMA = r"^(\s*[-+]?\d*),(\d+(?:[eE][-+]?\d+)?\s*)$"
+"""A number with a decimal comma, its parts as groups."""
+
+
+def comma_hint(text: str) -> str:
+    """Return the remedy if a text that cannot be read is a number with a decimal comma, else ""."""
+    return "; if its comma is a decimal mark, say --decimal=comma" if re.match(DECIMAL_COMMA, text) else ""
+
+
 def is_text(kind: pa.DataType) -> bool:
     """Whether a column holds text, also text whose encoding was not checked (binary)."""
     checks = (

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from turbogr.data.prepare.text_casts import cast_all, cast_each, is_blank, is_text
+from turbogr.data.prepare.text_casts import cast_all, cast_each, comma_hint, is_blank, is_text
 from turbogr.data.times import END_OF_TIME, EPOCH, iso_nanoseconds
 from turbogr.data.vocabulary import Int64Array
 from turbogr.errors import UserError, did_you_mean, excerpt
@@ -310,7 +310,8 @@ def explain(reason: int, text: str, form: TimeForm, name: str) -> str:
         expected = examples.get(form.kind, "a number")
         if form.kind == "format":
             expected = f"of the format {form.format!r}"
-        return f"the time {shown} (column {name!r}) is not {expected}; --time-format names other ways of writing it"
+        remedy = comma_hint(text) or f"; --time-format names other ways of writing it{_likely_format(text)}"
+        return f"the time {shown} (column {name!r}) is not {expected}{remedy}"
     if reason == NEGATIVE:
         return f"the time {shown} (column {name!r}) is negative"
     if reason == FAR_FUTURE:
@@ -322,6 +323,17 @@ def explain(reason: int, text: str, form: TimeForm, name: str) -> str:
         f"the time {shown} (column {name!r}) does not fit the unit {form.unit!r} that most times have"
         f"{_in_another_unit(text, form)}; say --time-unit={form.unit} if it is right"
     )
+
+
+def _likely_format(text: str) -> str:
+    """Return examples of --time-format for a day that is written with the year at its end; "" for others."""
+    found = re.match(r"\s*\d{1,2}([./-])\d{1,2}\1\d{4}(\s+\d{1,2}:\d{2}(:\d{2})?)?\s*$", text)
+    if found is None:
+        return ""
+    mark, clock = found[1], (" %H:%M:%S" if found[3] else " %H:%M") if found[2] else ""
+    orders = [("d", "m")] if mark == "." else [("d", "m"), ("m", "d")]
+    shown = " or ".join(f"--time-format='%{one}{mark}%{two}{mark}%Y{clock}'" for one, two in orders)
+    return f", for instance {shown}"
 
 
 def _in_another_unit(text: str, form: TimeForm) -> str:

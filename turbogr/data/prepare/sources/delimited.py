@@ -6,6 +6,7 @@ line of a bad record. Quoted fields may contain line ends; a quote that never cl
 
 from __future__ import annotations
 
+import codecs
 import csv
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +20,7 @@ import pyarrow.csv as pacsv
 
 from turbogr.data.prepare.columns import check_columns, choose_columns, refuse_doubled
 from turbogr.data.prepare.source import (
+    DECIMALS,
     DROPPING,
     OF_TEXT_FILES,
     QUOTES,
@@ -37,19 +39,21 @@ _UNIT_SEPARATOR = "\x1f"
 _LONGEST_NAME = 1 << 16
 _LINE_END = re.compile(rb"\r\n|\n|\r")
 _UNQUOTED = "say --quote=none if quotes are part of the text"
-_BOMS = {b"\xff\xfe\0\0": "UTF-32", b"\0\0\xfe\xff": "UTF-32", b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16"}
+_BOMS = {b"\xff\xfe\0\0": "utf-32", b"\0\0\xfe\xff": "utf-32", b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
 
 
 @dataclass(frozen=True)
 class Layout:
     """How a text is cut into columns; the delimiter may be several characters.
 
-    `names` are the columns, None if the first line names them.
+    `names` are the columns, None if the first line names them. `encoding` is None for UTF-8, or what a byte-order mark
+    says.
     """
 
     delimiter: str
     names: tuple[str, ...] | None = None
     quoted: bool = True
+    encoding: str | None = None
 
 
 @dataclass
@@ -161,9 +165,9 @@ def read_lines(file: Path, layout: Layout) -> Iterator[Lines]:
     """
     rest, line, waiting = b"", 1, 0
     start = True
-    for piece, progress in read_pieces(file, _PIECE):
+    for piece, progress in _utf8_pieces(file, layout.encoding):
         if start:
-            piece, start = _without_bom(piece, file), False
+            piece, start = piece.removeprefix(codecs.BOM_UTF8), False
         waiting += progress
         data = rest + piece
         cut, plain = _last_record_end(data, layout)
@@ -181,11 +185,48 @@ def read_lines(file: Path, layout: Layout) -> Iterator[Lines]:
         yield Lines(rest, line, waiting)
 
 
-def _without_bom(piece: bytes, file: Path) -> bytes:
-    for mark, name in _BOMS.items():
-        if piece.startswith(mark):
-            raise UserError(f"{file} is {name} text; convert it to UTF-8 (iconv -f {name} -t UTF-8)")
-    return piece.removeprefix(b"\xef\xbb\xbf")
+def _utf8_pieces(file: Path, encoding: str | None) -> Iterator[tuple[bytes, int]]:
+    """Yield the content of a file in UTF-8, in pieces with the bytes of the file that each took.
+
+    Raises:
+        UserError: the text is not of that encoding.
+    """
+    decoder: codecs.IncrementalDecoder | None = None
+    for number, (piece, progress) in enumerate(read_pieces(file, _PIECE)):
+        if number == 0:
+            found = encoding or next((name for mark, name in _BOMS.items() if piece.startswith(mark)), None)
+            decoder = None if found is None else codecs.getincrementaldecoder(found)()
+        yield (piece if decoder is None else _decoded(decoder, piece, file, encoding)), progress
+    if decoder is not None:
+        _decoded(decoder, b"", file, encoding, final=True)
+
+
+def _decoded(
+    decoder: codecs.IncrementalDecoder, piece: bytes, file: Path, encoding: str | None, final: bool = False
+) -> bytes:
+    try:
+        return decoder.decode(piece, final).encode("utf-8")
+    except UnicodeError as error:
+        said = f"--encoding={encoding}" if encoding else "its byte-order mark"
+        raise UserError(f"{file} is not in the encoding that {said} says ({error})") from None
+
+
+def check_encoding(encoding: str | None) -> str | None:
+    """Return an encoding of text by its usual name, None for UTF-8.
+
+    Raises:
+        UserError: Python knows no such encoding.
+    """
+    if encoding is None:
+        return None
+    try:
+        name = codecs.lookup(str(encoding)).name
+        "".encode(name)
+    except (LookupError, ValueError):
+        raise UserError(
+            f"there is no encoding {encoding!r}; usual ones are utf-8, latin-1, cp1252 and utf-16"
+        ) from None
+    return None if name in ("utf-8", "utf-8-sig", "ascii") else name
 
 
 def _last_record_end(data: bytes, layout: Layout) -> tuple[int, bool]:
@@ -212,7 +253,11 @@ def header(lines: Lines, layout: Layout, file: Path) -> tuple[Sequence[str], Lin
     try:
         first = record.decode("utf-8").rstrip("\r\n")
     except UnicodeDecodeError:
-        raise UserError(f"{file}, line 1: the header is not UTF-8") from None
+        raise UserError(
+            f"{file}, line 1: the header is not UTF-8; say which encoding it is, for instance --encoding=latin-1"
+        ) from None
+    if "\0" in first:
+        raise UserError(f"{file}, line 1: the header has zero bytes; if the text is UTF-16, say --encoding=utf-16-le")
     if re.search("\r(?!\n)", first):
         raise UserError(f"{file}: lines end with a bare carriage return; convert the line ends (tr '\\r' '\\n')")
     try:
@@ -362,7 +407,7 @@ def sniff_delimiter(file: Path, options: ReadOptions, usual: str) -> str:
                 f"--delimiter must be one ASCII character other than a quote or a line end, got {options.delimiter!r}"
             )
         return delimiter
-    lines = next(read_lines(file, Layout(usual, quoted=False)))
+    lines = next(read_lines(file, Layout(usual, quoted=False, encoding=check_encoding(options.encoding))))
     text = lines.data[:_LONGEST_NAME].decode("utf-8", "replace")
     if options.quote != "none":
         text = re.sub('"[^"]*"', "", text)
@@ -383,11 +428,14 @@ def open_csv(paths: Sequence[Path], options: ReadOptions, usual: str = ",") -> D
     files = find_files(paths, (".csv", ".tsv", ".txt"), "delimited files")
     if options.quote not in (None, *QUOTES):
         raise UserError(f"--quote must be {' or '.join(QUOTES)}, got {options.quote!r}")
+    if options.decimal not in (None, *DECIMALS):
+        raise UserError(f"--decimal must be {' or '.join(DECIMALS)}, got {options.decimal!r}")
     delimiter = sniff_delimiter(files[0], options, usual)
-    layout = Layout(delimiter, options.column_names or None, quoted=options.quote != "none")
+    encoding = check_encoding(options.encoding)
+    layout = Layout(delimiter, options.column_names or None, options.quote != "none", encoding)
     columns = choose_columns(read_names(files[0], layout), options, str(files[0]))
     return DelimitedReader(files, layout, columns, options)
 
 
-register_built_in(Source("csv", "delimited text with a header", open_csv, OF_TEXT_FILES))
+register_built_in(Source("csv", "text with a header line, separated by , ; | or tabs", open_csv, OF_TEXT_FILES))
 register_built_in(Source("tsv", "tab-separated text with a header", partial(open_csv, usual="\t"), OF_TEXT_FILES))
