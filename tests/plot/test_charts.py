@@ -141,6 +141,24 @@ def test_bars_are_as_long_as_their_values():
     assert {"10", "5", "0"} <= set(texts(root))
 
 
+def test_whiskers_reach_from_value_minus_to_value_plus_the_error():
+    drawn = bar_chart({"a": 100.0, "b": 50.0, "c": 25.0}, title="t", errors=[10.0, math.nan, 50.0])
+    bars = [(float(x), float(w)) for x, w in re.findall(r'<rect x="([\d.]+)" y="[\d.]+" width="([\d.]+)"', drawn)]
+    left, width = bars[0]
+    lines = [tuple(map(float, ends)) for ends in re.findall(r'x1="([\d.]+)" x2="([\d.]+)"[^>]*class="whisker"', drawn)]
+    spans = [(low, high) for low, high in lines if low != high]
+    assert len(spans) == 2, "none without an error"
+    assert spans[0] == pytest.approx((left + 0.9 * width, left + 1.1 * width), abs=0.1)
+    assert spans[1] == pytest.approx((left, left + 0.75 * width), abs=0.1), "it ends at the axis"
+
+
+def test_long_names_stand_above_their_bars_in_full():
+    name = "a name that needs more than its share of the width"
+    narrow = bar_chart({name: 1.0, "b": 2.0}, title="t", width=346)
+    assert f">{name}</text>" in narrow and "…" not in narrow
+    assert 'text-anchor="end"' in bar_chart({"short": 1.0, "b": 2.0}, title="t", width=346)
+
+
 def test_a_bar_that_was_not_measured_says_so():
     assert "not measured" in texts(parse(bar_chart({"a": 1.0, "b": math.nan}, title="bars")))
 

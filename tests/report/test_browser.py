@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.report.conftest import write_run
+from tests.report.test_intervals import NAMES, draw, measure
 from turbogr.report.page import write_report
 
 # This folder is not a package, so its helper is loaded by path.
@@ -95,6 +97,39 @@ def test_the_page_fits_every_screen(browser, full_report, width, scheme):
         assert right <= width
     assert browser.evaluate(CROWDED) == []
     assert "31.4 %" in browser.evaluate("document.querySelector('h1').innerText")
+
+
+@pytest.fixture(scope="module")
+def crowded_pages(tmp_path_factory, store):
+    """A run with nine baselines, titles of all lengths and long names, and its comparison with others."""
+    folder = tmp_path_factory.mktemp("crowded")
+    runs = [write_run(folder / name, store) for name in ("quickstart-run-of-a-wide-model", "small", "third")]
+    for seed, run in enumerate(runs):
+        systems = {"model": draw(seed, 0), **{name: draw(k, 0.2 * k - 0.6) for k, name in enumerate(NAMES)}}
+        measure(run, systems)
+        samples = json.loads((run / "samples.json").read_text())
+        for user in samples["users"]:
+            for place, entry in enumerate(user["history"] + user["recommendations"]):
+                entry["title"] = "A title of several words, Part II " * (1 + place % 4) + "x" * 60 * (place % 2)
+        (run / "samples.json").write_text(json.dumps(samples))
+    return write_report(runs[0]), write_report(runs, folder / "comparison.html")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("page", [0, 1])
+def test_many_methods_and_several_runs_fit(browser, crowded_pages, page, width, scheme):
+    browser.open(crowded_pages[page], width=width, scheme=scheme)
+    keep_picture(browser, f"{'crowded' if page == 0 else 'comparison'}-{width}-{scheme}")
+    assert browser.complaints() == [] and browser.requests() == []
+    assert browser.evaluate("document.documentElement.scrollWidth") <= width
+    assert browser.evaluate(OVERFLOWING) == []
+    assert browser.evaluate(CROWDED) == []
+    cut = browser.evaluate(
+        "[...document.querySelectorAll('svg.chart text')].filter((t) => t.checkVisibility()"
+        " && t.textContent.includes('…')).map((t) => t.textContent)"
+    )
+    assert cut == [], "no label is cut"
 
 
 def test_text_of_charts_is_readable_on_a_phone(browser, full_report):

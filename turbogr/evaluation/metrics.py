@@ -93,6 +93,11 @@ def user_values(positions: NDArray[np.int64], name: str) -> NDArray[np.float64]:
     return values
 
 
+def has_user_values(name: str) -> bool:
+    """Return whether a metric is a mean over users of `user_values`; a metric of a plug-in need not be one."""
+    return _NAME.fullmatch(name) is not None
+
+
 def standard_errors(positions: NDArray[np.int64], names: Iterable[str]) -> dict[str, float]:
     """Return the standard errors of the metrics `names` over the users with these positions [n], by name.
 
@@ -101,7 +106,7 @@ def standard_errors(positions: NDArray[np.int64], names: Iterable[str]) -> dict[
     distinct, counts = np.unique(positions, return_counts=True)  # as in ranking_metrics: the order does not matter
     if len(positions) < 2:
         return {}
-    known = [name for name in names if _NAME.fullmatch(name)]
+    known = [name for name in names if has_user_values(name)]
     return {name: _standard_error(user_values(distinct, name), counts) for name in known}
 
 

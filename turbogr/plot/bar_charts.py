@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from turbogr.plot.scales import Axis, Scale, drawable, shorten, text_width
-from turbogr.plot.svg import SMALL, Frame, Mark, element, fill_attributes, label, tooltip
+from turbogr.plot.svg import LIGHT_TONES, SMALL, Frame, Mark, element, fill_attributes, label, tooltip
+
+_LONGEST_BESIDE = 0.42  # share of a chart's width that names of bars may take beside them
 
 
 @dataclass(frozen=True)
@@ -66,12 +68,19 @@ def bar_chart(
     title: str,
     axis: Axis | None = None,
     slots: Sequence[int] | None = None,
+    errors: Sequence[float] | None = None,
     width: float = 560,
     row_height: float = 30,
 ) -> str:
-    """Return one horizontal bar per name, each with its value, in the palette colours `slots` (default: all 0)."""
+    """Return one horizontal bar per name, each with its value, in the palette colours `slots` (default: all 0).
+
+    `errors` are drawn as whiskers to both sides of a bar's end; one that is not finite is left out.
+    """
     axis = axis or Axis(zero=True)
     note = 18 if axis.label else 0
+    widest = max((text_width(name, SMALL) for name in values), default=0.0)
+    above = 16 if widest > _LONGEST_BESIDE * width else 0  # long names stand above their bars, where they have room
+    bar_height, row_height = row_height, row_height + above
     frame = Frame(title, width, max(60.0, 34 + note + row_height * len(values)))
     finite = [value for value in values.values() if drawable(value)]
     if not finite:
@@ -79,27 +88,51 @@ def bar_chart(
     if axis.label:
         frame.elements.append(label(4, frame.top + 11, shorten(axis.label, SMALL, width - 8)))
         frame.top += note
-    frame.left = 12 + min(0.42 * width, max(text_width(name, SMALL) for name in values))
+    frame.left = 4 if above else 12 + widest
     frame.right -= 8 + max(text_width(axis.format(value), SMALL) for value in finite)
-    scale = Scale.fit([*finite, 0.0], axis, frame.left, frame.right)
+    spread = [error if drawable(error) else 0.0 for error in errors or [0.0] * len(values)]
+    ends = [value + error for value, error in zip(values.values(), spread, strict=True) if drawable(value)]
+    scale = Scale.fit([*finite, *ends, 0.0], axis, frame.left, frame.right)
     zero = scale(scale.low if axis.log else 0.0)
     for row, (name, value) in enumerate(values.items()):
-        middle = frame.top + 6 + row_height * (row + 0.5)
+        middle = frame.top + 6 + row_height * row + above + bar_height * 0.5
         text = axis.format(value) if drawable(value) else "not measured"
         slot = slots[row] if slots else 0
-        shown = shorten(name, SMALL, frame.left - 12)
-        frame.elements.append(label(frame.left - 8, middle + 4, shown, tone="ink", anchor="end"))
+        if above:
+            shown = shorten(name, SMALL, width - 8)
+            frame.elements.append(label(frame.left, middle - bar_height * 0.33 - 5, shown, tone="ink"))
+        else:
+            frame.elements.append(label(frame.left - 8, middle + 4, name, tone="ink", anchor="end"))
         end = scale(value) if scale.drawable(value) else zero
         size = {
             "x": min(zero, end),
-            "y": middle - row_height * 0.33,
+            "y": middle - bar_height * 0.33,
             "width": abs(end - zero),
-            "height": row_height * 0.66,
+            "height": bar_height * 0.66,
         }
         frame.elements.append(element("rect", tooltip(f"{name}: {text}"), **size, rx=2, **fill_attributes(slot)))
-        frame.elements.append(label(max(zero, end) + 6, middle + 4, text, tone="ink"))
+        reach = end
+        if spread[row] > 0 and scale.drawable(value + spread[row]):
+            low, reach = scale(max(value - spread[row], scale.low)), scale(value + spread[row])
+            frame.elements += _whisker(low, reach, middle, bar_height * 0.16)
+        frame.elements.append(label(max(zero, end, reach) + 6, middle + 4, text, tone="ink"))
     described = ", ".join(f"{name} {axis.format(value)}" for name, value in values.items())
     return frame.text(f"{title}: {described}")
+
+
+def _whisker(low: float, high: float, middle: float, cap: float) -> list[str]:
+    """Return a horizontal line from `low` to `high` with caps, in ink on paper, to stand out on a bar of any colour."""
+    lines = [(low, high, middle, middle), *((x, x, middle - cap, middle + cap) for x in (low, high))]
+    return [
+        element("line", x1=x1, x2=x2, y1=y1, y2=y2, class_=name, stroke_width=width, **_stroke(tone))
+        for name, tone, width in (("halo", "paper", 4.0), ("whisker", "ink", 1.4))
+        for x1, x2, y1, y2 in lines
+    ]
+
+
+def _stroke(tone: str) -> dict[str, str]:
+    """Return the attributes of a line in a tone of the page, with the light one for viewers without variables."""
+    return {"stroke": LIGHT_TONES[tone], "style": f"stroke:var(--c-{tone})"}
 
 
 def grouped_bar_chart(

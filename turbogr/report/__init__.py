@@ -1,1 +1,1 @@
-"""A run folder as one self-contained HTML page."""
+"""A run folder, or several, as one self-contained HTML page."""

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from turbogr.data.store import Store
 from turbogr.errors import UserError
 from turbogr.plot import Axis, Mark, Series, histogram, line_chart, si
 from turbogr.report import wording
@@ -66,7 +65,7 @@ def data(run: RunData) -> Section:
     """Lengths of histories and popularity of items, read from the store if it still exists."""
     context: dict[str, Any] = {"figures": [], "sentences": [], "missing": ""}
     try:
-        store = _open(run)
+        store = run.store
     except UserError as error:
         context["missing"] = f"The distributions cannot be shown: {error}"
         return Section("data", "Data", "data.html", context)
@@ -74,13 +73,6 @@ def data(run: RunData) -> Section:
     context["figures"] = [_lengths_figure(run, lengths), _popularity_figure(popularity)]
     context["sentences"] = _sentences(lengths, popularity)
     return Section("data", "Data", "data.html", context)
-
-
-def _open(run: RunData) -> Store:
-    store = run.folder.store(run.data)
-    if store.num_users == 0 or store.num_items == 0:
-        raise UserError(f"{store.path} is empty")
-    return store
 
 
 def _lengths_figure(run: RunData, lengths: Lengths) -> Figure:

@@ -7,8 +7,8 @@ import math
 from turbogr.evaluation.metric_info import MetricInfo, most_informative, one_per_family
 from turbogr.plot import Axis, Mark, Series, thinned
 from turbogr.report import wording
-from turbogr.report.result_section import direction, same_scale
 from turbogr.report.run_data import RunData
+from turbogr.report.scores import direction, same_scale
 from turbogr.report.section import Figure, Section, line_figure
 from turbogr.runs import Record, metrics_of
 

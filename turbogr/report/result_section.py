@@ -3,56 +3,35 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
-from turbogr import plugins
-from turbogr.evaluation.baselines import PHRASES, TITLES
+from turbogr.evaluation.baselines import PHRASES
 from turbogr.evaluation.metric_info import MetricInfo, most_informative, one_per_family
+from turbogr.evaluation.user_positions import MODEL
 from turbogr.plot import Axis, bar_chart, grouped_bar_chart
 from turbogr.report import wording
 from turbogr.report.run_data import RunData
+from turbogr.report.scores import (
+    INTERVAL,
+    Scores,
+    coverage_of,
+    direction,
+    model_title,
+    part_name,
+    plus_minus,
+    same_scale,
+    scores_of,
+    signed,
+    system_title,
+    verdict,
+)
 from turbogr.report.section import Figure, Section
 from turbogr.runs import Record, metrics_of
 
 _MOST_BARS = 5  # groups of bars that fit on a narrow screen
-
-
-def model_title(run: RunData) -> str:
-    """Return the model's name as the literature writes it; runs of version 0.1 have recorded its key only."""
-    name = str(run.part("model").get("name") or run.setting("model", "name") or "model")
-    if title := run.part("model").get("title"):
-        return str(title)
-    return plugins.find("block", name).title if name in plugins.built_in_names("block") else name
-
-
-@dataclass(frozen=True)
-class Scores:
-    """The metrics of one held-out part by name: the model's, and those of each baseline.
-
-    `metrics` describes the model's, in the order in which they are shown.
-    """
-
-    part: str
-    metrics: list[MetricInfo]
-    model: dict[str, float]
-    baselines: dict[str, dict[str, float]]
-
-
-def scores_of(run: RunData) -> list[Scores]:
-    """Return the scores of every part that the model was measured on, the test part first."""
-    parts = (run.evaluation or {}).get("parts")
-    if not isinstance(parts, dict):
-        return []
-    found = []
-    for part in sorted(parts, key=lambda name: (name != "test", name)):
-        systems = parts[part] if isinstance(parts[part], dict) else {}
-        measured = {name: metrics_of(values) for name, values in systems.items() if isinstance(values, dict)}
-        model = measured.pop("model", {})
-        if model:
-            baselines = {name: values for name, values in measured.items() if values}
-            found.append(Scores(part, run.folder.describe_metrics(model), model, baselines))
-    return found
+_MOST_SYSTEMS = 4  # systems whose bars can stand side by side in a group
+_MOST_COLUMNS = 3  # metrics that fit beside the names on a narrow screen
+_MOST_COMPARISONS = 3  # baselines that the headline names
 
 
 def headline(run: RunData) -> Section:
@@ -69,35 +48,67 @@ def headline(run: RunData) -> Section:
 def _result(run: RunData, scores: Scores) -> dict[str, Any]:
     metric = one_per_family(scores.metrics)[0]
     value = scores.model[metric.name]
-    others = {name: values[metric.name] for name, values in scores.baselines.items() if metric.name in values}
+    names = scores.ordered_baselines(metric)
     comparisons = [
         {
             "name": PHRASES.get(name, name),
-            "value": wording.metric_value(metric, other),
-            "factor": _factor(value, other),
-            "better": metric.is_better(value, other),
+            "value": wording.metric_value(metric, scores.systems[name][metric.name]),
+            "factor": _factor(value, scores.systems[name][metric.name]),
+            "better": metric.is_better(value, scores.systems[name][metric.name]),
         }
-        for name, other in others.items()
+        for name in names
     ]
-    bars = {model_title(run): value, **{TITLES.get(name, name): other for name, other in others.items()}}
-    axis = Axis(metric.unit, format=lambda value: wording.metric_value(metric, value), zero=True)
-    slots = [0] + [5] * len(others)
-    title = f"{metric.title} on the {part_name(scores.part)}"
     before, _, after = metric.say("\0").partition("\0")
     return {
         "metric": metric.title,
         "before": before,
         "value": wording.metric_value(metric, value),
         "after": after,
+        "interval": _interval(metric, value, scores.margin(MODEL, metric.name)),
         "part": part_name(scores.part),
-        "num_users": _num_users(run, scores.part),
-        "comparisons": comparisons,
+        "num_users": None if scores.num_users is None else wording.count(scores.num_users),
+        "comparisons": comparisons[:_MOST_COMPARISONS],
+        "others": len(comparisons[_MOST_COMPARISONS:]),
         "not_beaten": [entry["name"] for entry in comparisons if not entry["better"]],
+        "unsure": _unsure(scores, metric, names),
         "protocol": _protocol(run),
-        "figure": Figure.draw(
-            lambda width: bar_chart(bars, title=title, axis=axis, slots=slots, width=width), direction(metric)
-        ),
+        "figure": _bars(run, scores, metric, f"{metric.title} on the {part_name(scores.part)}"),
     }
+
+
+def _interval(metric: MetricInfo, value: float, amount: float) -> str:
+    """Return the ends of the confidence interval; a share lies between 0 and 1. Empty where it is unknown."""
+    if not math.isfinite(amount):
+        return ""
+    low, high = value - amount, value + amount
+    if metric.format == "share":
+        low, high = max(low, 0.0), min(high, 1.0)
+    return f"{wording.metric_value(metric, low)} to {wording.metric_value(metric, high)}"
+
+
+def _unsure(scores: Scores, metric: MetricInfo, names: list[str]) -> list[str]:
+    """Return the baselines that the model beats by no more than the noise."""
+    value = scores.model[metric.name]
+    beaten = [name for name in names if metric.is_better(value, scores.systems[name][metric.name])]
+    differences = {name: scores.difference(metric.name, name) for name in beaten}
+    return [
+        f"{PHRASES.get(name, name)} ({signed(found)} {plus_minus(amount)})"
+        for name, (found, amount) in differences.items()
+        if math.isfinite(amount) and verdict(found, amount) == "noise"
+    ]
+
+
+def _bars(run: RunData, scores: Scores, metric: MetricInfo, title: str) -> Figure:
+    """Draw one metric of all systems with their intervals, the model first, then the best baseline."""
+    shown = [MODEL, *scores.ordered_baselines(metric)]
+    bars = {system_title(run, name): scores.systems[name][metric.name] for name in shown}
+    errors = [scores.margin(name, metric.name) for name in shown]
+    axis = Axis(metric.unit, format=lambda value: wording.metric_value(metric, value), zero=True)
+    slots = [0] + [5] * (len(shown) - 1)
+    return Figure.draw(
+        lambda width: bar_chart(bars, title=title, axis=axis, slots=slots, errors=errors, width=width),
+        direction(metric),
+    )
 
 
 def _factor(value: float, other: float) -> str:
@@ -105,11 +116,6 @@ def _factor(value: float, other: float) -> str:
     if value > 0 and other > 0:
         return wording.times(value / other)
     return "∞" if value > 0 and other == 0 else ""
-
-
-def direction(metric: MetricInfo) -> str:
-    """Return the caption of a figure whose metric should be low, else nothing."""
-    return "" if metric.higher_is_better else "Lower is better."
 
 
 def _latest(run: RunData) -> Record | None:
@@ -127,11 +133,6 @@ def _latest(run: RunData) -> Record | None:
     return None
 
 
-def part_name(part: str) -> str:
-    """Return what a held-out part is called in a sentence."""
-    return {"test": "test items", "valid": "validation items"}.get(part, part)
-
-
 def _protocol(run: RunData) -> str:
     """Return what was measured, on which checkpoint, and how many users were not measured."""
     evaluation = run.evaluation or {}
@@ -144,15 +145,8 @@ def _protocol(run: RunData) -> str:
     return f"{words} Users not measured: {left_out}." if left_out else words
 
 
-def _num_users(run: RunData, part: str) -> str | None:
-    users = (run.evaluation or {}).get("num_users")
-    if isinstance(users, dict):
-        users = users.get(part)
-    return wording.count(users) if math.isfinite(wording.number(users)) else None
-
-
 def _key_facts(run: RunData) -> list[tuple[str, str, str]]:
-    """Return (name, value, detail) of a few facts: data, parameters, training time and speed."""
+    """Return (name, value, detail) of what is known of the data, the parameters, the training time and coverage."""
     data, model = run.part("data"), run.part("model")
     facts = [
         (
@@ -171,60 +165,88 @@ def _key_facts(run: RunData) -> list[tuple[str, str, str]]:
         epoch = wording.number(last.get("epoch"))
         detail = f"{wording.count(last['step'])} steps" + (f", {epoch:.4g} epochs" if math.isfinite(epoch) else "")
         facts.append(("Training", wording.duration(last.get("elapsed")), detail))
-        speeds = sorted(filter(math.isfinite, (wording.number(r.get("tokens_per_second")) for r in run.training)))
-        shares = sorted(filter(math.isfinite, (wording.number(r.get("mfu_strict")) for r in run.training)))
-        if speeds:
-            detail = f"strict MFU {wording.share(shares[len(shares) // 2])}" if shares else "median"
-            facts.append(("Speed", f"{wording.count(speeds[len(speeds) // 2])} tokens/s", detail))
-    return facts
+    covered = coverage_of(run)
+    if covered is not None:
+        detail = f"of the items are in somebody's top {covered.k}"
+        facts.append(("Coverage", wording.share(covered.share), detail))
+    return [fact for fact in facts if wording.MISSING not in f"{fact[1]}{fact[2]}"]
 
 
 def metrics(run: RunData) -> Section:
     """Every metric beside the baselines, with the protocol under which it was measured."""
-    tables = [_table(run, scores) for scores in scores_of(run)]
+    tables = [_part(run, scores) for scores in scores_of(run)]
     return Section("metrics", "Metrics", "metrics.html", {"tables": tables, "protocol": _protocol(run)})
 
 
-def _table(run: RunData, scores: Scores) -> dict[str, Any]:
-    titles = {name: TITLES.get(name, name) for name in scores.baselines}
-    systems = {model_title(run): scores.model, **{titles[name]: values for name, values in scores.baselines.items()}}
-    reference = next(iter(scores.baselines), None)
+def _part(run: RunData, scores: Scores) -> dict[str, Any]:
+    first = one_per_family(scores.metrics)[:_MOST_COLUMNS]
+    has_margins = any(scores.errors.values())
+    has_differences = any(math.isfinite(scores.difference(first[0].name, name)[1]) for name in scores.baselines)
+    explained = [INTERVAL] if has_margins else []
+    if has_differences:
+        explained.append(
+            f"The difference is {model_title(run)}'s {first[0].title} minus that of the method, user by user; where "
+            "its interval has 0 in it, it may be chance."
+        )
     return {
         "part": part_name(scores.part),
-        "num_users": _num_users(run, scores.part),
-        "systems": list(systems),
-        "rows": [_row(metric, list(systems.values()), reference is not None) for metric in scores.metrics],
-        "reference": None if reference is None else titles[reference],
-        "figures": [_comparison(group, systems) for group in same_scale(scores.metrics)],
+        "num_users": None if scores.num_users is None else wording.count(scores.num_users),
+        "table": metric_table(run, scores, first, differences=has_differences),
+        "all": metric_table(run, scores, scores.metrics) if len(scores.metrics) > len(first) else None,
+        "explained": " ".join(explained),
+        "figures": _figures(run, scores),
     }
 
 
-def _row(metric: MetricInfo, systems: list[dict[str, float]], has_reference: bool) -> dict[str, Any]:
-    values = [system.get(metric.name, math.nan) for system in systems]
-    best = metric.best(values)
+def metric_table(
+    run: RunData, scores: Scores, metrics: list[MetricInfo], *, differences: bool = False
+) -> dict[str, Any]:
+    """Return a table with a row per system and a column per metric, and maybe differences by the first metric."""
+    names = [MODEL, *scores.ordered_baselines(metrics[0])]
+    names += [name for name in scores.systems if name not in names]
+    rows = []
+    for name in names:
+        cells = [_cell(scores, name, names, metric) for metric in metrics]
+        if differences:
+            cells.append(_difference(scores, name, metrics[0]))
+        rows.append({"title": system_title(run, name), "cells": cells})
+    heads = [{"title": metric.title, "lower_is_better": not metric.higher_is_better} for metric in metrics]
+    if differences:
+        heads.append({"title": f"difference in {metrics[0].title}", "lower_is_better": False})
+    return {"heads": heads, "rows": rows}
+
+
+def _cell(scores: Scores, name: str, names: list[str], metric: MetricInfo) -> dict[str, str]:
+    values = [scores.systems[other].get(metric.name, math.nan) for other in names]
+    best, value = metric.best(values), scores.systems[name].get(metric.name, math.nan)
     return {
-        "metric": metric.title,
-        "lower_is_better": not metric.higher_is_better,
-        "cells": [
-            {
-                "text": f"{value:.4f}" if math.isfinite(value) else wording.MISSING,
-                "best": best is not None and value == values[best],
-            }
-            for value in values
-        ],
-        "factor": (_factor(values[0], values[1]) or wording.MISSING) if has_reference else None,
+        "text": f"{value:.4f}" if math.isfinite(value) else "not measured",
+        "margin": plus_minus(scores.margin(name, metric.name)),
+        "class": "best" if best is not None and value == values[best] else "",
     }
 
 
-def same_scale(metrics: list[MetricInfo]) -> list[list[MetricInfo]]:
-    """Group metrics that can share an axis: those of the same format and direction, in the order of the first ones."""
-    groups: dict[tuple[str, bool], list[MetricInfo]] = {}
-    for metric in metrics:
-        groups.setdefault((metric.format, metric.higher_is_better), []).append(metric)
-    return list(groups.values())
+def _difference(scores: Scores, name: str, metric: MetricInfo) -> dict[str, str]:
+    if name == MODEL:
+        return {"text": "reference", "margin": "", "class": "plain"}
+    value, amount = scores.difference(metric.name, name)
+    if not math.isfinite(amount):
+        return {"text": "not measured", "margin": "", "class": "plain"}
+    outcome = verdict(value, amount, higher_is_better=metric.higher_is_better)
+    return {"text": signed(value), "margin": plus_minus(amount), "class": outcome}
 
 
-def _comparison(metrics: list[MetricInfo], systems: dict[str, dict[str, float]]) -> Figure:
+def _figures(run: RunData, scores: Scores) -> list[Figure]:
+    """Draw all metrics side by side, or where there are too many systems for that, the main ones one by one."""
+    if len(scores.systems) <= _MOST_SYSTEMS:
+        return [_comparison(run, scores, group) for group in same_scale(scores.metrics)]
+    # The headline has the first metric.
+    return [_bars(run, scores, metric, metric.title) for metric in one_per_family(scores.metrics)[1:2]]
+
+
+def _comparison(run: RunData, scores: Scores, metrics: list[MetricInfo]) -> Figure:
+    systems = {system_title(run, name): values for name, values in scores.systems.items()}
+
     def draw(width: float) -> str:
         shown = metrics if width > 400 else most_informative(metrics, _MOST_BARS)
         return grouped_bar_chart(

@@ -6,6 +6,7 @@ metrics.jsonl may be incomplete. A file that cannot be read is named on the page
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections.abc import Mapping
@@ -13,6 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from turbogr.data.item_info import ItemInfo
+from turbogr.data.store import Store
+from turbogr.errors import UserError
 from turbogr.plot import Span
 from turbogr.report import wording
 from turbogr.report.timeline_figure import last_steps
@@ -55,7 +59,7 @@ class RunData:
             problems.append(_unreadable_lines(log.unreadable))
         samples = _read_optional(path / "samples.json", problems)
         users = samples.get("users") if samples else None
-        evaluation = _best_evaluation(path, has_samples=isinstance(users, list), problems=problems)
+        evaluation = _best_evaluation(path, samples if isinstance(users, list) else None, problems)
         return cls(
             folder=folder,
             config=folder.settings(),
@@ -77,6 +81,28 @@ class RunData:
     @property
     def name(self) -> str:
         return self.path.resolve().name
+
+    @functools.cached_property
+    def store(self) -> Store:
+        """The store of the run.
+
+        Raises:
+            UserError: it is gone, empty, or holds other data.
+        """
+        store = self.folder.store(self.data)
+        if store.num_users == 0 or store.num_items == 0:
+            raise UserError(f"{store.path} is empty")
+        return store
+
+    @functools.cached_property
+    def item_info(self) -> ItemInfo | None:
+        """Titles of the items, None where there are none or the store cannot be opened."""
+        try:
+            return ItemInfo.of(self.store)
+        except UserError as error:
+            if (self.data or Path(str(self.part("data").get("path")))).exists():
+                self.problems.append(wording.sentence(f"no titles: {error}"))
+            return None
 
     def setting(self, section: str, name: str) -> Any:
         """Return a value of the config, or None."""
@@ -109,7 +135,7 @@ def _read_optional(path: Path, problems: list[str]) -> Record | None:
     return content
 
 
-def _best_evaluation(path: Path, *, has_samples: bool, problems: list[str]) -> Record | None:
+def _best_evaluation(path: Path, samples: Record | None, problems: list[str]) -> Record | None:
     """Return the evaluation of the best checkpoint: evaluation.json, or summary.json where that is of another one.
 
     A run that was resumed after `turbogr evaluate` may have a better checkpoint than the one in evaluation.json. If
@@ -126,9 +152,10 @@ def _best_evaluation(path: Path, *, has_samples: bool, problems: list[str]) -> R
     current = [content for content in measured.values() if content.get("step") == best]
     if current:
         if evaluation is not None and evaluation.get("step") != best:
-            samples = ", and so are the recommendations" if has_samples else ""
+            old = samples is not None and samples.get("step", evaluation.get("step")) != best
+            too = ", and so are the recommendations" if old else ""
             problems.append(
-                f"evaluation.json is of {_checkpoint(evaluation)}{samples}; the metrics are those of summary.json, of "
+                f"evaluation.json is of {_checkpoint(evaluation)}{too}; the metrics are those of summary.json, of "
                 f"the best checkpoint (step {wording.count(best)}). {renew}"
             )
         return current[0]
@@ -146,10 +173,16 @@ def _of_summary(summary: Record | None) -> Record | None:
     """Return summary.json in the form of evaluation.json."""
     if summary is None:
         return None
-    baselines = summary.get("baselines")
-    systems = {"model": summary.get("metrics"), **(baselines if isinstance(baselines, dict) else {})}
+    part = str(summary.get("part", "test"))
     kept = {"step": summary.get("step"), "num_users": summary.get("num_users"), "protocol": protocol_text(summary)}
-    return {**kept, "parts": {str(summary.get("part", "test")): systems}}
+    parts = {part: _systems(summary, "metrics", "baselines")}
+    errors = {part: _systems(summary, "standard_errors", "baseline_standard_errors")}
+    return {**kept, "parts": parts, "standard_errors": errors, "coverage": {part: summary.get("coverage")}}
+
+
+def _systems(summary: Record, of_model: str, of_baselines: str) -> Record:
+    baselines = summary.get(of_baselines)
+    return {"model": summary.get(of_model), **(baselines if isinstance(baselines, dict) else {})}
 
 
 def _step(evaluation: Record) -> float:

@@ -25,24 +25,25 @@ _WORDS = {
 def settings(run: RunData) -> Section:
     """The resolved config, by section, and as the YAML that starts the same run again."""
     groups = [
-        (str(name), [(str(key), _setting(value)) for key, value in values.items()])
+        (str(name), [(str(key), written_setting(value)) for key, value in values.items()])
         for name, values in run.config.items()
-        if isinstance(values, Mapping)
+        if isinstance(values, Mapping) and values
     ]
-    loose = [(str(key), _setting(value)) for key, value in run.config.items() if not isinstance(value, Mapping)]
+    loose = [(str(key), written_setting(value)) for key, value in run.config.items() if not isinstance(value, Mapping)]
     if loose:
         groups.append(("other", loose))
     text = yaml.safe_dump(run.config, sort_keys=False, allow_unicode=True)
     return Section("settings", "Settings", "settings.html", {"groups": groups, "yaml": text})
 
 
-def _setting(value: Any) -> str:
+def written_setting(value: Any) -> str:
+    """Return a value of the config as text."""
     if value is None:
         return "unset"
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, (list, tuple)):
-        return ", ".join(_setting(entry) for entry in value)
+        return ", ".join(written_setting(entry) for entry in value) or "none"
     return str(value)
 
 
@@ -70,7 +71,7 @@ def _facts(values: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [
         (_WORDS.get(str(key), str(key).removeprefix("num_").replace("_", " ")), _fact(str(key), value))
         for key, value in values.items()
-        if value is not None
+        if value is not None and _fact(str(key), value) not in ("", wording.MISSING)
     ]
 
 
@@ -83,4 +84,4 @@ def _fact(key: str, value: Any) -> str:
         return wording.count(value)
     if isinstance(value, Mapping):
         return "; ".join(f"{name}: {_fact(str(name), entry)}" for name, entry in value.items())
-    return _setting(value)
+    return written_setting(value)

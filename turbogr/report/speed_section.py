@@ -13,7 +13,6 @@ from turbogr.report.run_data import RunData
 from turbogr.report.section import Figure, Section, line_figure
 from turbogr.report.timeline_figure import timeline_figure
 
-_UTILISATION = {"mfu_strict": "strict", "mfu_nominal": "nominal"}
 _WAITS = {
     "exposed_sparse_share": "embedding rows and their gradients",
     "exposed_dense_share": "other ranks",
@@ -32,11 +31,8 @@ def speed(run: RunData) -> Section:
     if any(math.isfinite(value) for value in tokens):
         curve = thinned("tokens/s", xs, tokens)
         figures.append(line_figure([curve], "Throughput", x, Axis("tokens per second", zero=True)))
-    columns = {name: wording.column(run.training, key) for key, name in _UTILISATION.items()}
-    shares = [thinned(name, xs, column) for name, column in columns.items() if any(map(math.isfinite, column))]
-    if shares:
-        axis = Axis("share of the GEMM peak", format=percent, zero=True)
-        figures.append(line_figure(shares, "Model FLOPs utilisation", x, axis))
+    strict = _utilisation(run, "mfu_strict", "Model FLOPs utilisation", xs, x)
+    figures += strict
     columns = {name: wording.column(run.training, key) for key, name in _WAITS.items()}
     waits = [thinned(name, xs, column) for name, column in columns.items() if any(value > 0 for value in column)]
     if waits:
@@ -51,9 +47,19 @@ def speed(run: RunData) -> Section:
         "figures": figures,
         "missing": "" if figures else "This run has recorded no speed yet.",
         "peak": f"{peak / 1e9:,.0f} GFLOP/s" if math.isfinite(peak) else None,
-        "has_mfu": bool(shares),
+        "has_mfu": bool(strict),
+        "nominal": _utilisation(run, "mfu_nominal", "Nominal model FLOPs utilisation", xs, x),
     }
     return Section("speed", "Speed", "speed.html", context)
+
+
+def _utilisation(run: RunData, key: str, title: str, xs: list[float], x: Axis) -> list[Figure]:
+    """Draw one kind of MFU over time; nothing where it was not measured."""
+    column = wording.column(run.training, key)
+    if not any(map(math.isfinite, column)):
+        return []
+    axis = Axis("share of the GEMM peak", format=percent, zero=True)
+    return [line_figure([thinned("utilisation", xs, column)], title, x, axis)]
 
 
 def _staleness(run: RunData) -> str:

@@ -59,10 +59,10 @@ def share(value: Any) -> str:
 
 
 def times(value: float) -> str:
-    """Write a factor: 6.07 is 6.1×, 123.4 is 123×."""
+    """Write a factor: 6.07 is 6.1×, 123.4 is 123×; near and below 1 in two decimals, 1.04×."""
     if not math.isfinite(value):
         return MISSING
-    return f"{value:.0f}×" if value >= 100 else f"{value:.1f}×" if value >= 0.95 else f"{value:.2f}×"
+    return f"{value:.0f}×" if value >= 100 else f"{value:.1f}×" if value >= 1.15 else f"{value:.2f}×"
 
 
 def size(value: Any) -> str:
