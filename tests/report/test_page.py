@@ -365,7 +365,7 @@ def test_the_profile_of_a_step_is_drawn(run_folder):
     (run_folder / "profile.json").write_text(json.dumps(profile))
     text = render(RunData.read(run_folder))
     assert "Time of a step by operator" in text
-    assert "hstu attention" in text and "hstu attention 75 %" in text
+    assert "hstu attention" in text and "hstu attention 75.0 %" in text
     assert "steps of 40 ms" in text
     assert "<operators>" not in text
     (run_folder / "profile.json").write_text('{"milliseconds": [1]}')

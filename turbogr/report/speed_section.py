@@ -76,7 +76,7 @@ def profile_figure(milliseconds: Mapping[str, float]) -> Figure:
     """Draw the shares of a step's time by operator; the caption says how long the step took."""
     total = sum(milliseconds.values())
     shares = {name.replace("_", " "): value / total for name, value in milliseconds.items()}
-    axis = Axis("share of a step", format=percent, zero=True)
+    axis = Axis("share of a step", format=wording.share, zero=True)
     return Figure.draw(
         lambda width: bar_chart(shares, title="Time of a step by operator", axis=axis, width=width, row_height=24),
         f"Mean of a few early steps of {total:,.0f} ms. An operator's time includes its matrix products.",
