@@ -212,6 +212,23 @@ def test_a_full_disk_is_found_behind_other_exceptions(command, capsys):
     assert "the disk is full" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (MemoryError(), "there is not enough memory; a smaller data.batch_size"),
+        (
+            RuntimeError("can't allocate memory: you tried to allocate 256000000000 bytes"),
+            "asked for 256.0 GB at once)",
+        ),
+    ],
+)
+def test_missing_memory_is_one_sentence(command, capsys, error, words):
+    command(raising(error))
+    assert cli.main(["doctor"]) == 2
+    shown = capsys.readouterr().err
+    assert words in shown and shown.count("\n") == 1
+
+
 def test_ctrl_c_is_one_line(command, capsys):
     command(raising(KeyboardInterrupt()))
     assert cli.main(["doctor"]) == 130

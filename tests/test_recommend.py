@@ -16,7 +16,7 @@ import turbogr
 from tests.stores import draw_histories, write_store
 from turbogr.data.batching import Batch
 from turbogr.data.split import Split
-from turbogr.errors import UserError
+from turbogr.errors import Note, UserError
 from turbogr.evaluation.scorer import ModelScorer
 from turbogr.recommend import Recommender
 
@@ -247,6 +247,19 @@ def test_similar_items(recommender: Recommender) -> None:
     assert len(recommender.similar_items("item-007", k=1000)) == NUM_ITEMS - 1
     with pytest.raises(UserError, match="does not know the item 'soap'"):
         recommender.similar_items("soap")
+
+
+@pytest.mark.parametrize("k", [NUM_ITEMS + 1, 10**9, 10**20])
+def test_a_huge_k_is_the_whole_catalogue_with_a_note(recommender: Recommender, k: int) -> None:
+    history = [("item-007", 1_700_000_000)]
+    said = f"k is {k:,}, but there are {NUM_ITEMS} items"
+    with pytest.warns(Note, match=said):
+        assert len(recommender.recommend([history], k, filter_seen=False)[0]) == NUM_ITEMS
+    with pytest.warns(Note, match=said):
+        assert len(recommender.similar_items("item-007", k)) == NUM_ITEMS - 1
+    with pytest.warns(Note, match=said):
+        lists = list(recommender.recommend_users(k=k, filter_seen=False))
+    assert max(int(some.positions.max()) for some in lists) == NUM_ITEMS
 
 
 def test_k_must_be_positive(recommender: Recommender) -> None:

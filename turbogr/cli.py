@@ -60,6 +60,7 @@ _OS_REMEDIES = {
 }
 
 
+_NO_MEMORY = re.compile(r"can't allocate memory|[Cc]annot allocate memory|out of memory|std::bad_alloc")
 _REPORT_SECONDS = 3.0  # the launcher stops all ranks when one ends; the rank that reports the error needs time for it
 
 
@@ -204,9 +205,11 @@ def _commands_with(option: str) -> list[str]:
 
 
 def _explain(error: BaseException) -> str | None:
-    """Return a sentence for a file system error, found anywhere in the chain of causes, else None."""
+    """Return a sentence for an error of the file system or of memory, anywhere in the chain of causes, or None."""
     seen: BaseException | None = error
     while seen is not None:
+        if isinstance(seen, MemoryError) or _NO_MEMORY.search(str(seen)):
+            return _about_memory(str(seen))
         if isinstance(seen, OSError):
             remedy = _OS_REMEDIES.get(seen.errno or 0)
             if remedy is not None:
@@ -216,6 +219,15 @@ def _explain(error: BaseException) -> str | None:
                 return _OS_REMEDIES[errno.ENOSPC]
         seen = seen.__cause__ or seen.__context__
     return None
+
+
+def _about_memory(message: str) -> str:
+    asked = re.search(r"allocate (\d+) bytes", message)
+    size = f" (it asked for {int(asked[1]) / 1e9:,.1f} GB at once)" if asked else ""
+    return (
+        f"there is not enough memory{size}; a smaller data.batch_size, model.max_len, model.dim or loss.num_negatives "
+        "needs less, and so does a smaller --batch-size of evaluate and recommend"
+    )
 
 
 def _fail(sentence: str, status: int, label: str = "error: ") -> int:

@@ -27,7 +27,7 @@ from turbogr.data.ranges import concatenated_ranges
 from turbogr.data.split import Split
 from turbogr.data.store import Store
 from turbogr.data.vocabulary import Int64Array
-from turbogr.errors import UserError
+from turbogr.errors import Note, UserError
 from turbogr.evaluation.item_ranking import TILE, VectorScores, top_k
 from turbogr.evaluation.job_pool import Step, run_jobs
 from turbogr.evaluation.scorer import ModelScorer, batches_of
@@ -107,7 +107,7 @@ class Recommender:
             UserError: a history or a time that cannot be read, a request before the history's last event, a k below 1,
                 or an unknown item with unknown="raise".
         """
-        _check_k(k)
+        k = _checked_k(k, self.store.num_items)
         filter_seen = self.filter_seen if filter_seen is None else filter_seen
         read = read_histories(histories, at, self.store, unknown)
         lists: list[list[tuple[Any, float]]] = [[] for _ in read.items]
@@ -154,7 +154,7 @@ class Recommender:
             UserError: a user that the store does not have (unless `unknown` says otherwise), a k below 1, or an `at`
                 before a user's last event.
         """
-        _check_k(k)
+        k = _checked_k(k, self.store.num_items)
         filter_seen = self.filter_seen if filter_seen is None else filter_seen
         users = np.arange(self.store.num_users) if user_ids is None else self._known_users(user_ids, unknown)
         request_time = None if at is None else seconds_of(at, "at")
@@ -172,7 +172,7 @@ class Recommender:
         Raises:
             UserError: an unknown item, or a k below 1.
         """
-        _check_k(k)
+        k = _checked_k(k, self.store.num_items)
         row = int(self.store.item_ids.encode([item])[0])
         if row < 0:
             raise UserError(f"the model does not know the item {item!r}; it has {self.store.num_items:,} others")
@@ -271,9 +271,15 @@ class Recommender:
         return list(zip(self.store.item_ids.decode(rows[kept]).tolist(), scores[kept].tolist(), strict=True))
 
 
-def _check_k(k: Any) -> None:
+def _checked_k(k: Any, num_items: int) -> int:
+    """Return k, or the size of the catalogue if that is smaller, with a note."""
     if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
         raise UserError(f"k is {k!r}; give a whole number of items, at least 1")
+    if k > num_items:
+        warnings.warn(
+            f"k is {k:,}, but there are {num_items:,} items; lists have no more than that", Note, stacklevel=3
+        )
+    return min(int(k), num_items)
 
 
 def _plain(value: Any) -> Any:
