@@ -29,6 +29,31 @@ def test_every_operator_is_served_and_shown(facts):
     assert "50.0 GFLOP/s" in shown
 
 
+def test_the_summary_has_ten_lines(facts):
+    facts["warnings"] = []
+    lines = doctor.summarise(facts).splitlines()
+    assert len(lines) == 10 and lines[-1] == "Nothing to fix."
+    assert lines[0].startswith("versions") and facts["versions"]["torch"] in lines[0]
+    assert "float32 50.0 GFLOP/s, bfloat16 50.0" in lines[-2]
+    facts["warnings"] = ["only 1 GB is free", "2 threads"]
+    assert doctor.summarise(facts).splitlines()[-2:] == ["worth fixing: only 1 GB is free", "worth fixing: 2 threads"]
+
+
+def test_the_summary_names_the_few_operators_that_are_slow(facts):
+    names = [row["operator"] for row in facts["operators"]]
+    for row in facts["operators"]:
+        row["backend"] = "reference" if row["operator"] == names[0] else "cpu"
+    shown = doctor.summarise(facts)
+    assert f"1 of {len(names)} on reference ({names[0]}), {len(names) - 1} of {len(names)} on cpu" in shown
+
+
+def test_the_command_is_short_and_has_the_rest_behind_an_option(capsys):
+    assert cli.main(["doctor", "--quick"]) == 0
+    short = capsys.readouterr().out
+    assert cli.main(["doctor", "--quick", "--details"]) == 0
+    assert "Operators" not in short and "Operators" in capsys.readouterr().out
+
+
 def test_a_precision_that_crashes_is_reported_and_does_not_crash_us(monkeypatch):
     monkeypatch.setattr(machine, "_GEMM_SIZES", (64,))
     monkeypatch.setattr(machine, "_GEMM_SECONDS", 0.01)

@@ -42,7 +42,7 @@ COMMANDS = {
     "report": "write a run as one self-contained HTML page",
     "conformance": "compare a model with a golden file, or write one",
     "bench": "run a benchmark; without a name, list them",
-    "doctor": "show what this machine is and which backend runs which operator",
+    "doctor": "show what this machine is and what is worth fixing",
 }
 
 _OS_REMEDIES = {

@@ -136,8 +136,38 @@ def _emulated(peaks: dict[str, dict[str, Any]]) -> list[str]:
     ]
 
 
+def summarise(facts: dict[str, Any]) -> str:
+    """Return what matters of the facts in ten lines, and a line for each thing that is worth fixing."""
+    versions, rows = facts["versions"], dict(_machine_rows(facts))
+    shown = [
+        ("versions", f"turbogr {versions['turbogr']}, Python {versions['python']}, torch {versions['torch']}"),
+        ("machine", f"{rows['cpu']}, {rows['system']}"),
+        *((name, rows[name]) for name in ("cores", "devices", "memory", "disk", "kernels")),
+        ("operators", _operators_row(facts["operators"])),
+    ]
+    if facts["gemm_peak"]:
+        speeds = [f"{name} {speed}" for name, speed in map(_peak_row, facts["gemm_peak"].items())]
+        shown.append(("speed", ", ".join(speeds)))
+    width = max(len(name) for name, _ in shown)
+    lines = [f"{name:<{width}}  {value}" for name, value in shown]
+    problems = [f"worth fixing: {warning}" for warning in facts["warnings"]]
+    return "\n".join([*lines, *(problems or ["Nothing to fix."])])
+
+
+def _operators_row(operators: list[dict[str, Any]]) -> str:
+    """Count the operators by backend; those on the reference, which is slow, are named if they are few."""
+    by_backend: dict[str, list[str]] = {}
+    for row in operators:
+        by_backend.setdefault(row["backend"], []).append(row["operator"])
+    counts = []
+    for backend, names in by_backend.items():
+        few = backend == "reference" and len(names) < len(operators)
+        counts.append(f"{len(names)} of {len(operators)} on {backend}" + (f" ({', '.join(names)})" if few else ""))
+    return ", ".join(counts)
+
+
 def describe(facts: dict[str, Any]) -> str:
-    """Return the facts as readable text."""
+    """Return all facts as readable text."""
     sections = [
         _table("Versions", facts["versions"].items()),
         _table("Machine", _machine_rows(facts)),
