@@ -66,7 +66,7 @@ def history_of(recommender: Recommender, user: int) -> list[tuple[str, int]]:
 
 def lists_of(recommender: Recommender, **options: Any) -> dict[int, list[tuple[str, float]]]:
     lists: dict[int, list[tuple[str, float]]] = {}
-    for some in recommender.recommend_users(**options):
+    for some in recommender.recommend_batches(**options):
         for user, item, position, score in zip(some.user_ids, some.item_ids, some.positions, some.scores, strict=True):
             lists.setdefault(int(user), []).append((item, float(score)))
             assert len(lists[int(user)]) == position
@@ -143,7 +143,7 @@ def test_the_time_of_the_request_counts(recommender: Recommender) -> None:
     with pytest.raises(UserError, match="3 times for 1 histories"):
         recommender.recommend([history], at=[1, 2, 3])
     with pytest.raises(UserError, match="before the last event of user"):
-        list(recommender.recommend_users(at=30))
+        list(recommender.recommend_batches(at=30))
 
 
 def test_unknown_items_are_never_dropped_silently(recommender: Recommender) -> None:
@@ -191,11 +191,11 @@ def test_without_a_known_item_popularity_steps_in_and_says_so(recommender: Recom
 )
 def test_histories_that_cannot_be_read_are_refused(recommender: Recommender, histories: Any, message: str) -> None:
     with pytest.raises(UserError, match=message):
-        recommender.recommend(histories)
+        recommender.recommend(histories=histories)
 
 
 def test_positions_have_their_name_of_0_1_0_too(recommender: Recommender) -> None:
-    (some,) = recommender.recommend_users(k=3)
+    (some,) = recommender.recommend_batches(k=3)
     with pytest.warns(DeprecationWarning, match=r"ranks is now Recommendations\.positions"):
         assert some.ranks is some.positions
 
@@ -212,14 +212,14 @@ def test_positions_need_no_times(tmp_path: Path) -> None:
 
 def test_chosen_users_keep_their_order_and_unknown_ones_are_reported(recommender: Recommender) -> None:
     everyone = lists_of(recommender, k=3)
-    chosen = lists_of(recommender, user_ids=[140, "101", 120], k=3)
+    chosen = lists_of(recommender, users=[140, "101", 120], k=3)
     assert list(chosen) == [140, 101, 120]
     assert all([item for item, _ in chosen[user]] == [item for item, _ in everyone[user]] for user in chosen)
     with pytest.raises(UserError, match=r"4 of 5 users are not in .*: 1, 2, 3, \.\.\.;"):
-        recommender.recommend_users([101, 1, 2, 3, 4])
+        recommender.recommend_batches([101, 1, 2, 3, 4])
     with pytest.warns(UserWarning, match="1 of 2 users are not in"):
-        assert list(lists_of(recommender, user_ids=[101, 1], unknown="warn")) == [101]
-    assert lists_of(recommender, user_ids=[1], unknown="skip") == {}
+        assert list(lists_of(recommender, users=[101, 1], unknown="warn")) == [101]
+    assert lists_of(recommender, users=[1], unknown="skip") == {}
 
 
 @pytest.mark.parametrize("batch_size", [1, 64, 100, 1000])
@@ -258,7 +258,7 @@ def test_a_huge_k_is_the_whole_catalogue_with_a_note(recommender: Recommender, k
     with pytest.warns(Note, match=said):
         assert len(recommender.similar_items("item-007", k)) == NUM_ITEMS - 1
     with pytest.warns(Note, match=said):
-        lists = list(recommender.recommend_users(k=k, filter_seen=False))
+        lists = list(recommender.recommend_batches(k=k, filter_seen=False))
     assert max(int(some.positions.max()) for some in lists) == NUM_ITEMS
 
 
@@ -266,7 +266,7 @@ def test_k_must_be_positive(recommender: Recommender) -> None:
     with pytest.raises(UserError, match="k is 0"):
         recommender.recommend([], k=0)
     with pytest.raises(UserError, match="k is -1"):
-        recommender.recommend_users(k=-1)
+        recommender.recommend_batches(k=-1)
     with pytest.raises(UserError, match="k is 0"):
         recommender.similar_items("item-001", k=0)
 
@@ -275,7 +275,7 @@ def test_k_must_be_positive(recommender: Recommender) -> None:
 def test_k_must_be_a_whole_number(recommender: Recommender, k: Any) -> None:
     for ask in (
         lambda: recommender.recommend([], k=k),
-        lambda: recommender.recommend_users(k=k),
+        lambda: recommender.recommend_batches(k=k),
         lambda: recommender.similar_items("item-001", k=k),
     ):
         with pytest.raises(UserError, match=r"k is .*; give a whole number"):
@@ -286,8 +286,8 @@ def test_k_must_be_a_whole_number(recommender: Recommender, k: Any) -> None:
 def test_users_who_have_seen_everything_are_counted(tmp_path: Path) -> None:
     store = write_store(tmp_path / "store", [[0, 1, 2, 3, 4], [], [3, 1, 2], [4, 3, 2, 1, 0]], 5)
     recommender = Recommender(ModelScorer(TimeEncoder(5), MAX_LEN), store, Split.of(store))
-    assert sum(some.num_empty for some in recommender.recommend_users(k=2, batch_size=2)) == 2
-    assert sum(some.num_empty for some in recommender.recommend_users(k=2, filter_seen=False)) == 0
+    assert sum(some.num_empty for some in recommender.recommend_batches(k=2, batch_size=2)) == 2
+    assert sum(some.num_empty for some in recommender.recommend_batches(k=2, filter_seen=False)) == 0
 
 
 def test_seen_items_are_recommended_as_they_were_measured_unless_a_call_says_otherwise(tmp_path: Path) -> None:

@@ -106,13 +106,13 @@ def test_a_moved_store_is_found_and_another_one_is_refused(run: Path) -> None:
 
 
 def test_a_run_is_opened_without_its_original_data(run: Path, tmp_path: Path) -> None:
-    wanted = [some.item_ids.tolist() for some in turbogr.load(run).recommend_users(k=4)]
+    wanted = [some.item_ids.tolist() for some in turbogr.load(run).recommend_batches(k=4)]
     measured = turbogr.evaluate(run)
     shutil.rmtree(run.parent / "data")
     elsewhere = tmp_path / "another" / "machine"
     shutil.move(run, elsewhere)
     assert open_run(elsewhere).store.path == elsewhere / "data"
-    assert [some.item_ids.tolist() for some in turbogr.load(elsewhere).recommend_users(k=4)] == wanted
+    assert [some.item_ids.tolist() for some in turbogr.load(elsewhere).recommend_batches(k=4)] == wanted
     assert turbogr.evaluate(elsewhere) == measured
     assert cli.main(["recommend", str(elsewhere), "--out", str(tmp_path / "lists.csv")]) == 0
     assert cli.main(["evaluate", str(elsewhere)]) == 0

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import os
 import re
+import sys
+import warnings
 from collections.abc import Iterable, Sequence
 
 from turbogr.option_names import in_terms_of_caller
@@ -40,6 +43,17 @@ class Note(UserWarning):
 
     def __str__(self) -> str:
         return in_terms_of_caller(super().__str__())
+
+
+def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn at the line of the user's program that called this package, or of our command that did."""
+    package = os.path.dirname(__file__)
+    frame, level = sys._getframe(1).f_back, 3
+    while frame is not None and frame.f_code.co_filename.startswith(package):
+        if f"{os.sep}commands{os.sep}" in frame.f_code.co_filename:
+            break
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, category, stacklevel=level)
 
 
 def excerpt(text: str, longest: int = 60) -> str:

@@ -229,7 +229,7 @@ def test_recommend_writes_every_user_in_every_format(trained: Path, tmp_path: Pa
         rows = [json.loads(line) for line in out.read_text().splitlines()]
     wanted = [
         {"user_id": int(user), "item_id": item, "rank": int(rank), "score": pytest.approx(float(score), rel=1e-6)}
-        for some in load(trained).recommend_users(k=4)
+        for some in load(trained).recommend_batches(k=4)
         for user, item, rank, score in zip(some.user_ids, some.item_ids, some.positions, some.scores, strict=True)
     ]
     assert len(rows) == 4 * NUM_USERS
@@ -495,3 +495,46 @@ def test_recommendations_have_titles_where_the_store_has_them(
     finally:
         info.path.unlink()
     assert load(run).titles(ids[:1]) == [None]
+
+
+def test_histories_and_filters_from_files(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    recommender = load(trained)
+    ids = recommender.store.item_ids.decode(np.arange(6)).tolist()
+    histories = {"new": [ids[0], ids[1]], "007": [ids[2], ids[3]]}
+    wanted = recommender.recommend(histories, k=3, include=ids + ids[:0], exclude=ids[4:5], filter_seen=False)
+    events = [(user, item) for user, items in histories.items() for item in items]
+    (tmp_path / "h.csv").write_text("user,item\n" + "".join(f"{user},{item}\n" for user, item in events))
+    (tmp_path / "h.tsv").write_text("user\titem\n" + "".join(f"{user}\t{item}\n" for user, item in events))
+    (tmp_path / "h.jsonl").write_text("".join(json.dumps({"user": u, "item": i}) + "\n" for u, i in events))
+    pq.write_table(pa.table({"user": [u for u, _ in events], "item": [i for _, i in events]}), tmp_path / "h.parquet")
+    (tmp_path / "include.txt").write_text("".join(f"{item}\n" for item in ids))
+    (tmp_path / "exclude.csv").write_text(f"item_id,why\n{ids[4]},sold out\n")
+    for name in ("h.csv", "h.tsv", "h.jsonl", "h.parquet"):
+        out = tmp_path / "lists.parquet"
+        arguments = ["recommend", str(trained), "--out", str(out), "--k", "3", "--include-seen"]
+        arguments += ["--histories", str(tmp_path / name), "--include-items", str(tmp_path / "include.txt")]
+        assert cli.main([*arguments, "--exclude-items", str(tmp_path / "exclude.csv")]) == 0
+        table = pq.read_table(out).to_pydict()
+        assert table["user_id"] == [user for user in histories for _ in range(3)], name
+        assert table["item_id"] == [item for ranked in wanted.values() for item, _ in ranked], name
+    capsys.readouterr()
+
+
+def test_mistakes_in_files_of_histories_and_items(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    (tmp_path / "h.csv").write_text("user,item\n1,2\n")
+    (tmp_path / "empty.csv").write_text("user,item\n")
+    (tmp_path / "items.csv").write_text("a,b\n1,2\n")
+    mistakes = {
+        ("--histories", "h.xlsx"): "has the ending '.xlsx'; choose from .csv",
+        ("--histories", "none.csv"): "does not exist; check the path",
+        ("--histories", "empty.csv"): "holds no records",
+        ("--histories", "h.csv", "--users", "u.txt"): "leave one of them out",
+        ("--histories", "h.csv", "--user-column", "who"): "has no column 'who' (--user-column)",
+        ("--include-items", "items.csv"): "which column of",
+        ("--exclude-items", "items.csv", "--item-column", "c"): "has no column 'c'",
+        ("--include-items", "none.txt"): "does not exist",
+    }
+    for (option, name, *more), message in mistakes.items():
+        out = str(tmp_path / "lists.csv")
+        assert cli.main(["recommend", str(trained), "--out", out, option, str(tmp_path / name), *more]) == 2
+        assert message in capsys.readouterr().err, option

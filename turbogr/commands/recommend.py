@@ -17,11 +17,14 @@ import pyarrow.parquet
 from tqdm import tqdm
 
 from turbogr.commands._plugins_option import add_plugins_option
+from turbogr.commands._request_files import read_items, read_table
+from turbogr.data.event_table import NamedColumns, find_column
 from turbogr.errors import UserError, did_you_mean
 from turbogr.files import atomic_file, check_writable
 
 if TYPE_CHECKING:
     from turbogr.data.item_info import ItemInfo
+    from turbogr.data.store import Store
     from turbogr.recommend import Recommendations
 
 FORMATS = (".parquet", ".csv", ".jsonl")
@@ -47,7 +50,22 @@ def add_parser(subparsers: Any) -> None:
         type=Path,
         help="only these: one id per line, or a .csv or .parquet with a user column",
     )
-    parser.add_argument("--user-column", metavar="NAME", help="the user column of the file of users")
+    parser.add_argument(
+        "--histories",
+        metavar="FILE",
+        type=Path,
+        help="recommend to these histories instead, new users welcome: a .csv, .tsv, .parquet or .jsonl file with "
+        "user, item and, if there is one, time; without a time the order of the records counts",
+    )
+    parser.add_argument(
+        "--include-items",
+        metavar="FILE",
+        type=Path,
+        help="recommend these items alone: one id per line, or a file with an item column",
+    )
+    parser.add_argument("--exclude-items", metavar="FILE", type=Path, help="never recommend these items")
+    for role in ("user", "item", "time"):
+        parser.add_argument(f"--{role}-column", metavar="NAME", help=f"the {role} column of these files")
     parser.add_argument("--skip-unknown", action="store_true", help="leave out users that the store does not have")
     seen = parser.add_mutually_exclusive_group()
     seen.add_argument(
@@ -80,34 +98,55 @@ def run(args: argparse.Namespace) -> int:
         value = getattr(args, name)
         if value is not None and value < 1:
             raise UserError(f"--{name.replace('_', '-')} is {value}; give at least 1")
+    if args.users is not None and args.histories is not None:
+        raise UserError("--users names users of the store and --histories brings its own; leave one of them out")
     users = None if args.users is None else read_users(args.users, args.user_column)
+    histories = None if args.histories is None else read_table(args.histories, "--histories")
+    lists_of_items = {
+        name: None if path is None else read_items(path, f"--{name}-items", args.item_column)
+        for name, path in (("include", args.include_items), ("exclude", args.exclude_items))
+    }
 
     from turbogr.recommend import load
 
     recommender = load(args.folder, data=args.data, which=args.which, plugins=args.plugins)
     with tqdm(desc="recommending", unit="user", delay=2, leave=False, disable=None) as bar:
         bar.total = recommender.store.num_users if users is None else len(users)
-        lists = recommender.recommend_users(
-            users,
-            args.k,
+        bar.total = None if histories is not None else bar.total
+        lists = recommender.recommend_batches(
+            k=args.k,
+            users=users,
+            histories=histories,
             filter_seen=args.filter_seen,
             at=args.at,
-            unknown="warn" if args.skip_unknown else "raise",
+            unknown="warn" if args.skip_unknown else None,
             batch_size=args.batch_size,
             progress=bar.update,
+            user_column=args.user_column if histories is not None else None,
+            item_column=args.item_column if histories is not None else None,
+            time_column=args.time_column if histories is not None else None,
+            **lists_of_items,
         )
-        text_ids = (recommender.store.user_ids.is_text, recommender.store.item_ids.is_text)
+        text_users = recommender.store.user_ids.is_text
+        if histories is not None:
+            text_users = _has_text_users(histories, args.user_column, recommender.store)
+        text_ids = (text_users, recommender.store.item_ids.is_text)
         example: list[str] = []
         lists = _with_example(lists, recommender.item_info, example)
         num_rows, num_empty = write_recommendations(args.out, lists, *text_ids, recommender.item_info)
     print("".join(f"{line}\n" for line in example), end="")
     print(f"{num_rows:,} recommendations written to {args.out}", file=sys.stderr)
     if num_empty:
-        print(
-            f"{num_empty:,} users have no row: they have seen every item; --include-seen recommends these again",
-            file=sys.stderr,
-        )
+        why = "they have seen every item; --include-seen recommends these again"
+        if args.include_items is not None or args.exclude_items is not None:
+            why = "no candidate is left that they have not seen"
+        print(f"{num_empty:,} users have no row: {why}", file=sys.stderr)
     return 0
+
+
+def _has_text_users(histories: pa.Table, named: str | None, store: Store) -> bool:
+    column = find_column("user", histories.schema.names, store, NamedColumns(user=named), "the table of events")
+    return column is None or not pa.types.is_integer(histories.schema.field(column).type)
 
 
 def _with_example(

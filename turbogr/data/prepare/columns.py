@@ -233,6 +233,11 @@ def _listed(names: Sequence[str]) -> str:
     return shown + (f" and {len(names) - 20} more" if len(names) > 20 else "")
 
 
+def usual_columns(role: str, names: Sequence[str]) -> list[str]:
+    """Return the columns that look like the role "user", "item" or "time" by their names, the likeliest ones alone."""
+    return _candidates(role, None, names)
+
+
 def guess_item_column(names: Sequence[str]) -> str | None:
     """Return the first column that is usually called so for the item, None if there is none."""
     for tier in _USUAL["item"]:
