@@ -7,10 +7,11 @@ import numpy as np
 import polars as pl
 import pytest
 
+from turbogr.cli import main
 from turbogr.data.prepare.preparation import prepare_table
 from turbogr.data.split import Split, future_leak, parse_rule
 from turbogr.data.store import Store
-from turbogr.errors import UserError
+from turbogr.errors import Note, UserError
 
 pytestmark = pytest.mark.filterwarnings("ignore::turbogr.data.prepare.data_warnings.DataWarning")
 
@@ -23,6 +24,32 @@ def store(tmp_path: Path) -> Store:
     return prepare_table(
         pl.DataFrame({"user_id": users, "item_id": list(range(10)), "timestamp": times}), tmp_path / "store"
     )
+
+
+@pytest.mark.parametrize(
+    ("held_out", "words"),
+    [
+        (0, None),
+        (1, "only 1 user has a test item, so metrics mean nothing: one user is 100% of HR@10"),
+        (3, "only 3 users have a test item, so metrics mean nothing: one user is 33% of HR@10"),
+        (29, "mean nothing"),
+        (100, "only 100 users have a test item: HR@10 is uncertain by up to ±0.10 (95 %)"),
+        (299, "±0.06"),
+        (300, None),
+    ],
+)
+def test_few_users_are_pointed_out(held_out: int, words: str | None) -> None:
+    test = np.where(np.arange(500) < held_out, 5, -1)
+    said = Split("leave-one-out", test, np.full(500, -1), test).few_users()
+    assert said is None if words is None else words in str(said)
+
+
+def test_preparing_and_inspecting_few_users_say_so(store: Store, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    table = pl.DataFrame({"user_id": [1, 1, 2, 2], "item_id": [1, 2, 1, 3], "timestamp": [1, 2, 3, 4]})
+    with pytest.warns(Note, match="only 2 users have a test item, so metrics mean nothing"):
+        prepare_table(table, tmp_path / "small")
+    assert main(["inspect", str(tmp_path / "small")]) == 0
+    assert "only 2 users have a test item, so metrics mean nothing" in capsys.readouterr().out
 
 
 def test_leave_one_out(store: Store) -> None:

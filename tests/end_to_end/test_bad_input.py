@@ -119,8 +119,8 @@ def test_a_store_that_was_cut_short(refused, store, tmp_path):
 @pytest.mark.parametrize(
     ("setting", "words"),
     [
-        ("train.epoch=3", ["'epoch'", "'epochs'"]),
-        ("trian.epochs=3", ["'trian'", "'train'"]),
+        ("train.epoch=3", ["'train.epoch'", "'train.epochs'"]),
+        ("trian.epochs=3", ["'trian.epochs'", "'train.epochs'"]),
         ("optimizer.lr=fast", ["lr", "'fast'"]),
         ("model.dim=-4", ["model.dim must be positive"]),
         ("train.device=gpu7", ["train.device", "gpu7", "cpu"]),
@@ -205,3 +205,9 @@ def test_a_folder_that_may_not_be_written(refused, store, tmp_path):
     locked.mkdir(mode=0o555)
     refused(["prepare", "synthetic", "--out", locked / "data"], "permission denied", "locked")
     refused(train_arguments(store, locked / "run"), "permission denied", "locked")
+
+
+def test_few_users_are_pointed_out_when_training(turbogr, log, tmp_path):
+    turbogr("prepare", "csv", log(GOOD), "--out", tmp_path / "data")
+    _, _, err = turbogr(*train_arguments(tmp_path / "data", tmp_path / "run"))
+    assert "only 6 users have a test item, so metrics mean nothing" in err

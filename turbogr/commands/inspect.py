@@ -80,6 +80,9 @@ def describe(store: Store, summary: Summary, num_users: int, num_events: int) ->
         f"({store.item_ids.kind} ids), {store.num_events:,} events",
         f"split: {Split.of(store).describe()}",
     ]
+    few = Split.of(store).few_users()
+    if few is not None:
+        parts.append(few)
     if summary.repeats is not None:
         parts.append(f"repeats: {summary.repeats.advise()}")
     if manifest.extends is not None:

@@ -24,6 +24,9 @@ from turbogr.errors import UserError, did_you_mean
 LEAVE_ONE_OUT = "leave-one-out"
 LEAVE_TWO_OUT = "leave-two-out"
 
+_FEW_USERS = 30
+_ENOUGH_USERS = 300
+
 
 @dataclass(frozen=True)
 class Split:
@@ -82,6 +85,21 @@ class Split:
         if len(cuts) == 2:
             text += f", the first between the two is the validation item ({validated})"
         return text
+
+    def few_users(self) -> str | None:
+        """Say how little the metrics mean if few users have a held-out item; None where there are enough or none."""
+        count = int((self.test >= 0).sum())
+        if not 0 < count < _ENOUGH_USERS:
+            return None
+        if count < _FEW_USERS:
+            have = "has" if count == 1 else "have"
+            said = f"only {_users(count)} {have} a test item, so metrics mean nothing"
+            return f"{said}: one user is {1 / count:.0%} of HR@10"
+        interval = 1.96 * 0.5 / count**0.5
+        return (
+            f"only {_users(count)} have a test item: HR@10 is uncertain by up to ±{interval:.2f} (95 %), so small "
+            "differences mean nothing"
+        )
 
 
 def _users(count: int) -> str:

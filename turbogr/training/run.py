@@ -383,6 +383,9 @@ def _say_what_starts(trainer: Trainer, changes: list[str], why_mesh: str, about_
     ]
     if about_repeats is not None:
         lines.append(about_repeats)
+    few = trainer.split.few_users()
+    if few is not None:
+        lines.append(few)
     if trainer.world.size > 1:
         lines.append(f"{trainer.world.size} ranks, {trainer.mesh} (groups × members): {why_mesh}")
     if loader.num_events_cut:

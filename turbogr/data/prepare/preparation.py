@@ -22,7 +22,7 @@ from turbogr.data.prepare.source_lookup import check_options, find_source, own_o
 from turbogr.data.prepare.sources.memory_table import table_source
 from turbogr.data.prepare.store_builder import StoreBuilder
 from turbogr.data.prepare.time_column import read_unit
-from turbogr.data.split import parse_rule
+from turbogr.data.split import Split, parse_rule
 from turbogr.data.store import ITEM_INFO, Store
 from turbogr.data.store_writer import StoreWriter
 from turbogr.errors import Note, UserError
@@ -137,6 +137,9 @@ def prepare(
     in_file_order = data_warnings.ties_in_file_order(store)
     if in_file_order is not None:
         warnings.warn(in_file_order, Note, stacklevel=2)
+    few = Split.of(store).few_users()
+    if few is not None:
+        warnings.warn(few, Note, stacklevel=2)
     leak = data_warnings.training_on_the_future(store)
     if leak is not None:  # the source's usual split is expected to leak
         warnings.warn(leak, Note if split is None else DataWarning, stacklevel=2)
