@@ -16,12 +16,14 @@ class Window:
     gradients or not, and `lr` are of the last step, `staleness` is the largest.
 
     Of the `seconds`, the main thread waited for rows or their gradients on the network (`exposed_sparse`), for other
-    ranks (`exposed_dense`) and for batches (`idle`). Of `rows_read` rows, `rows_shared` were in the batch before too.
+    ranks (`exposed_dense`) and for batches (`idle`). The loss is a mean over `trained` targets, which are all tokens
+    unless repeats are skipped. Of `rows_read` rows, `rows_shared` were in the batch before too.
     """
 
     steps: int = 0
     loss_sum: float = 0.0
     tokens: int = 0
+    trained: int = 0
     sequences: int = 0
     strict_flops: float = 0.0
     nominal_flops: float = 0.0
@@ -74,7 +76,8 @@ class Progress:
         """Read what `to_json` wrote; `where` names the file in the error."""
         try:
             raw: dict[str, Any] = json.loads(text)
-            return cls(**{**raw, "window": Window(**raw["window"])})
+            window = {"trained": raw["window"]["tokens"], **raw["window"]}  # earlier releases trained on all tokens
+            return cls(**{**raw, "window": Window(**window)})
         except (ValueError, KeyError, TypeError) as error:
             raise UserError(
                 f"{where} is damaged ({error}); remove its folder to fall back to an earlier one"

@@ -7,6 +7,7 @@ import math
 
 from turbogr.config.load import with_options
 from turbogr.config.schema import Config
+from turbogr.errors import UserError
 from turbogr.plugins import find
 
 
@@ -58,10 +59,24 @@ def resolve(
         evaluate = dataclasses.replace(evaluate, metric=metric)
     if evaluate.filter_seen is None:
         evaluate = dataclasses.replace(evaluate, filter_seen=filter_seen)
-    resolved = dataclasses.replace(resolved, evaluate=evaluate)
+    resolved = _resolve_targets(dataclasses.replace(resolved, evaluate=evaluate))
     resolved = _resolve_duration(resolved, num_sequences, typical_length)
     resolved.check()
     return resolved
+
+
+def _resolve_targets(config: Config) -> Config:
+    """Fill in whether repeated items are trained on: where they are not recommended, they are no targets."""
+    predicts_items = find("task", config.task).factory.predicts_items
+    if config.data.repeated_targets == "skip" and not predicts_items:
+        raise UserError(
+            f"data.repeated_targets=skip is for tasks that rank items, and '{config.task}' does not; leave it out"
+        )
+    if config.data.repeated_targets is not None:
+        return config
+    skip = predicts_items and config.evaluate.excludes_seen
+    data = dataclasses.replace(config.data, repeated_targets="skip" if skip else "train")
+    return dataclasses.replace(config, data=data)
 
 
 def _resolve_duration(config: Config, num_sequences: int, typical_length: int) -> Config:

@@ -220,7 +220,8 @@ class DataConfig:
 
     A batch is `batch_size` sequences or at most `batch_tokens` tokens; with neither, 128 sequences. `window: last` uses
     the last max_len events of a long user, `split` cuts a long user into consecutive windows. `split` overrides the
-    rule in the store's manifest.
+    rule in the store's manifest. `repeated_targets: skip` leaves training events whose item the user has had before out
+    of the loss; they stay inputs. Unset, they are skipped where `evaluate.filter_seen` leaves seen items out.
 
     On several ranks this is the batch of all of them together.
     """
@@ -229,6 +230,7 @@ class DataConfig:
     batch_tokens: int | None = None
     window: Literal["last", "split"] = "last"
     split: str | None = None
+    repeated_targets: Literal["train", "skip"] | None = "train"
 
     def check(self) -> None:
         positive(self, "batch_size", "batch_tokens")

@@ -6,6 +6,7 @@ generator and no state is involved.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -17,10 +18,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from turbogr.data.ranges import concatenated_ranges, cut_by_budget, offsets_of
+from turbogr.data.repeats import RepeatedEvents
 from turbogr.data.store import Store
 from turbogr.data.vocabulary import Int64Array
 from turbogr.jagged import Jagged
 from turbogr.random import GOLDEN64, mix64
+
+_EVENTS_AT_ONCE = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -36,8 +40,10 @@ class Batch:
         times: [T], seconds.
         next_times: [T], the time of the event to be predicted; at the last position of a request, the request's time.
         targets: [T] item rows to be predicted, None when they are unknown.
+        trained: the positions, ascending, whose targets count in the loss; None when all do.
         step_lengths: lengths of all sequences of the step, on the CPU, where this batch is only one rank's part of it.
         step_targets: the targets of all of them, in the order of the whole step.
+        step_num_trained: the number of targets that count on all ranks together, where this batch is one rank's part.
         negatives: what was drawn for this batch ahead of its step, None when nothing was.
         features: [T] rows of a feature's table by the feature's name; row 0 means that the value is not given.
     """
@@ -48,8 +54,10 @@ class Batch:
     times: Tensor
     next_times: Tensor
     targets: Tensor | None
+    trained: Tensor | None = None
     step_lengths: Tensor | None = None
     step_targets: Tensor | None = None
+    step_num_trained: int | None = None
     negatives: Tensor | None = None
     features: Mapping[str, Tensor] = field(default_factory=dict)
 
@@ -64,6 +72,31 @@ class Batch:
         targets = self.targets if self.step_targets is None else self.step_targets
         assert targets is not None
         return targets
+
+    @property
+    def num_trained_of_step(self) -> int:
+        """Targets that count in the loss, of all ranks together."""
+        if self.step_num_trained is not None:
+            return self.step_num_trained
+        return int(self.lengths_of_step.sum()) if self.trained is None else self.trained.numel()
+
+    def at_trained(self) -> Batch:
+        """Return the positions that are trained on as a batch of their own; the step's targets stay all of them."""
+        if self.trained is None:
+            return self
+        chosen = self.trained
+        return dataclasses.replace(
+            self,
+            items=Jagged(self.items.values[chosen], torch.searchsorted(chosen, self.items.offsets)),
+            events=self.events[chosen],
+            times=self.times[chosen],
+            next_times=self.next_times[chosen],
+            targets=None if self.targets is None else self.targets[chosen],
+            features={name: rows[chosen] for name, rows in self.features.items()},
+            step_targets=None if self.targets is None else self.targets_of_step,
+            step_num_trained=self.num_trained_of_step,
+            trained=None,
+        )
 
     @property
     def num_sequences(self) -> int:
@@ -93,8 +126,10 @@ class Batch:
             times=change(self.times),
             next_times=change(self.next_times),
             targets=None if self.targets is None else change(self.targets),
+            trained=None if self.trained is None else change(self.trained),
             step_lengths=self.step_lengths,
             step_targets=None if self.step_targets is None else change(self.step_targets),
+            step_num_trained=self.step_num_trained,
             negatives=None if self.negatives is None else change(self.negatives),
             features={name: change(rows) for name, rows in self.features.items()},
         )
@@ -114,6 +149,19 @@ class Sequences:
 
     def __len__(self) -> int:
         return len(self.users)
+
+    def count_targets(self, repeated: RepeatedEvents) -> Int64Array:
+        """Return how many targets of every sequence are not repeats, [n] int64."""
+        counts = np.empty(len(self), np.int64)
+        for first, last in pairwise(cut_by_budget(offsets_of(self.lengths), _EVENTS_AT_ONCE).tolist()):
+            lengths = self.lengths[first:last]
+            kept = ~repeated.of(concatenated_ranges(self.starts[first:last] + 1, lengths))
+            counts[first:last] = np.add.reduceat(kept, offsets_of(lengths)[:-1], dtype=np.int64)
+        return counts
+
+    def at(self, chosen: NDArray[np.bool_]) -> Sequences:
+        """Return the sequences that are `chosen` [n]."""
+        return Sequences(self.users[chosen], self.starts[chosen], self.lengths[chosen], self.num_events_cut)
 
 
 def training_sequences(starts: Int64Array, ends: Int64Array, max_len: int, window: str = "last") -> Sequences:
@@ -188,13 +236,24 @@ def training_targets(store: Store, sequences: Sequences, chosen: Int64Array) -> 
 
 
 def training_batch(
-    store: Store, sequences: Sequences, chosen: Int64Array, columns: Mapping[str, str] | None = None
+    store: Store,
+    sequences: Sequences,
+    chosen: Int64Array,
+    columns: Mapping[str, str] | None = None,
+    repeated: RepeatedEvents | None = None,
 ) -> Batch:
-    """Read the `chosen` sequences [B] from the store, in that order, with the `columns` of its features by name."""
+    """Read the `chosen` sequences [B] from the store, in that order, with the `columns` of its features by name.
+
+    Targets that are `repeated` are not trained on; without it, all are.
+    """
     lengths = sequences.lengths[chosen]
     events = concatenated_ranges(sequences.starts[chosen], lengths)
     times, targets = store.times[events + 1], store.items[events + 1]
-    return _read(store, sequences.users[chosen], lengths, events, times, targets, columns)
+    batch = _read(store, sequences.users[chosen], lengths, events, times, targets, columns)
+    if repeated is None:
+        return batch
+    trained = np.flatnonzero(~repeated.of(events + 1))
+    return batch if len(trained) == len(events) else dataclasses.replace(batch, trained=_tensor(trained))
 
 
 def history_batch(

@@ -11,6 +11,7 @@ import torch
 from turbogr.data.balance import Strategy, check_speeds, resolve_strategy, share_step
 from turbogr.data.batching import Batch, plan_batches, training_batch, training_sequences, training_targets
 from turbogr.data.cost import CostModel
+from turbogr.data.repeats import RepeatedEvents
 from turbogr.data.split import Split
 from turbogr.data.store import Store
 from turbogr.data.vocabulary import Int64Array
@@ -23,8 +24,9 @@ class Loader:
     of it, possibly none of its sequences, and the lengths of all. How ranks share a batch is `balance`, with `cost` and
     `speeds` as in `turbogr.data.balance.plan_steps`. While a batch is being used, the position is already that of the
     next one, so a state saved then continues without repeating or skipping anything, on any number of ranks.
-    `with_step_targets` lets every rank also read the targets of the whole step. `columns` has the store's column behind
-    every feature that batches carry, by the feature's name.
+    With `skip_repeats`, a target that the user has had before does not count in the loss, and a sequence without any
+    other target is left out. `with_step_targets` lets every rank also read the targets of the whole step. `columns` has
+    the store's column behind every feature that batches carry, by the feature's name.
 
     Raises:
         ValueError: not exactly one of batch_size and batch_tokens is given, or an option is out of range.
@@ -46,6 +48,7 @@ class Loader:
         balance: Strategy = "auto",
         cost: CostModel | None = None,
         speeds: Sequence[float] | None = None,
+        skip_repeats: bool = False,
         with_step_targets: bool = False,
         columns: Mapping[str, str] | None = None,
     ) -> None:
@@ -55,6 +58,11 @@ class Loader:
         self.columns = dict(columns or {})
         self.store = store
         self.sequences = training_sequences(np.asarray(store.offsets[:-1]), split.train_end, max_len, window)
+        self.num_targets_skipped = 0
+        """Targets of an epoch that do not count in the loss."""
+        self._repeated: RepeatedEvents | None = None
+        if skip_repeats:
+            self._skip_repeats(RepeatedEvents(store))
         self.batch_size = batch_size
         self.batch_tokens = batch_tokens
         self.seed = seed
@@ -67,6 +75,13 @@ class Loader:
         self._plan: tuple[int, list[Int64Array]] | None = None
         self.plan(0)
 
+    def _skip_repeats(self, repeated: RepeatedEvents) -> None:
+        counts = self.sequences.count_targets(repeated)
+        self.num_targets_skipped = int(self.sequences.lengths.sum() - counts.sum())
+        if self.num_targets_skipped:
+            self.sequences, self._num_trained = self.sequences.at(counts > 0), counts[counts > 0]
+            self._repeated = repeated
+
     @property
     def num_sequences(self) -> int:
         return len(self.sequences)
@@ -75,6 +90,11 @@ class Loader:
     def num_tokens(self) -> int:
         """Input tokens of one epoch."""
         return int(self.sequences.lengths.sum())
+
+    @property
+    def num_targets(self) -> int:
+        """Targets of one epoch that count in the loss."""
+        return self.num_tokens if self._repeated is None else int(self._num_trained.sum())
 
     @property
     def num_events_cut(self) -> int:
@@ -105,12 +125,16 @@ class Loader:
 
     def _read(self, chosen: Int64Array) -> Batch:
         if self.num_ranks == 1:
-            return training_batch(self.store, self.sequences, chosen, self.columns)
+            return training_batch(self.store, self.sequences, chosen, self.columns, self._repeated)
         lengths = self.sequences.lengths[chosen]
         parts = share_step(lengths, world=self.num_ranks, strategy=self.balance, cost=self.cost, speeds=self.speeds)
-        mine = training_batch(self.store, self.sequences, chosen[parts[self.rank]], self.columns)
-        targets = training_targets(self.store, self.sequences, chosen) if self.with_step_targets else None
-        return dataclasses.replace(mine, step_lengths=torch.from_numpy(lengths), step_targets=targets)
+        mine = training_batch(self.store, self.sequences, chosen[parts[self.rank]], self.columns, self._repeated)
+        return dataclasses.replace(
+            mine,
+            step_lengths=torch.from_numpy(lengths),
+            step_targets=training_targets(self.store, self.sequences, chosen) if self.with_step_targets else None,
+            step_num_trained=None if self._repeated is None else int(self._num_trained[chosen].sum()),
+        )
 
     def __iter__(self) -> Generator[Batch, None, None]:
         """Yield the rest of the epoch."""

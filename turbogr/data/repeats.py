@@ -4,6 +4,9 @@ Where the candidates leave out what a user has had before, no recommender can fi
 a log of films that costs little, and people expect new ones. In a log of groceries or songs it makes a large part of
 the test impossible, and the lists useless. So the log decides, by the share of repeats: from INCLUDE_FROM on, seen
 items are candidates. The share is that of the validation items; the test items have no part in a choice.
+
+Training agrees with it: where seen items are left out, a training event whose item the user has had before is no target
+(`RepeatedEvents`). It would teach to recommend what is never recommended.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from turbogr.data.split import Split
 from turbogr.data.store import Store, read_range
@@ -68,6 +72,27 @@ class Repeats:
     def advise(self) -> str:
         """Say the same before a recipe is chosen: a recipe may leave the choice to the log or make it."""
         return f"{self.conclude()} (by recipes such as quickstart, which leave evaluate.filter_seen unset)"
+
+
+class RepeatedEvents:
+    """Which events of a store have an item that occurs earlier in the user's events; a bit for each event."""
+
+    def __init__(self, store: Store) -> None:
+        self._bits = np.zeros(-(-store.num_events // 8), np.uint8)
+        for first, last in store.user_blocks():
+            start, stop = int(store.offsets[first]), int(store.offsets[last])
+            users = np.repeat(np.arange(last - first), np.diff(store.offsets[first : last + 1]))
+            pairs = users * store.num_items + read_range(store.items, start, stop)
+            order = np.argsort(pairs, kind="stable")
+            flags = np.zeros(start % 8 + len(pairs), bool)  # begins where a byte begins
+            flags[start % 8 + order[1:][pairs[order[1:]] == pairs[order[:-1]]]] = True
+            packed = np.packbits(flags)
+            self._bits[start // 8 : start // 8 + len(packed)] |= packed
+
+    def of(self, events: Int64Array) -> NDArray[np.bool_]:
+        """Return which of `events` [n], indices in the store, are repeats."""
+        found: NDArray[np.bool_] = (self._bits[events >> 3] >> (7 - (events & 7)) & 1).astype(bool)
+        return found
 
 
 def count_repeats(store: Store, split: Split) -> Repeats | None:

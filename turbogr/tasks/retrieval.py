@@ -37,6 +37,7 @@ class RetrievalTask(Task):
     """A sequence model whose output at every token is trained to lie close to the next item's vector."""
 
     name = "retrieval"
+    predicts_items = True
 
     def __init__(self, config: Config, data: DataFacts) -> None:
         self.config = config
@@ -91,25 +92,29 @@ class RetrievalTask(Task):
                 tables.assign(spec.name, torch.zeros(1, spec.dim))
 
     def prepare(self, batch: Batch, step: int) -> Batch:
-        return dataclasses.replace(batch, negatives=self.objective.draw(batch, step))
+        return dataclasses.replace(batch, negatives=self.objective.draw(batch.at_trained(), step))
 
     def ids(self, batch: Batch) -> BatchIds:
-        assert batch.targets is not None
+        targets = batch.at_trained().targets
+        assert targets is not None
         inputs: dict[str, list[Tensor]] = {}
         for feature in self.features:
             inputs.setdefault(feature.table, []).append(batch.features[feature.name])
         negatives = [] if batch.negatives is None else [batch.negatives]
-        items = TableIds([batch.items.values], [batch.targets, *negatives])
+        items = TableIds([batch.items.values], [targets, *negatives])
         return {ITEM: items, **{table: TableIds(ids) for table, ids in inputs.items()}}
 
     def loss(self, sets: WorkingSets, batch: Batch, step: int, *, seed: int | None) -> Tensor:
-        return self.token_losses(sets, batch, step, seed=seed).sum() / int(batch.lengths_of_step.sum())
+        return self.token_losses(sets, batch, step, seed=seed).sum() / batch.num_trained_of_step
 
     def token_losses(self, sets: WorkingSets, batch: Batch, step: int, *, seed: int | None = None) -> Tensor:
-        """Return the loss of every token, [T]."""
+        """Return the loss of every token that is trained on, [T] if these are all."""
         items = sets[ITEM]
         rows, index = items.for_inputs(batch.items.values.device)
         outputs = self.model.encode(rows, index, batch, seed=seed, features=self._feature_vectors(sets, batch))
+        if batch.trained is not None:
+            outputs = outputs.index_select(0, batch.trained)
+        batch = batch.at_trained()
         loss_rows, candidates = items.for_loss()
         positives, others = candidates[: batch.num_tokens], candidates[batch.num_tokens :]
         negatives = None if batch.negatives is None else others.view(batch.negatives.shape)
@@ -138,6 +143,14 @@ class RetrievalTask(Task):
         projected = sum(weight.numel() for weight in self.model.feature_weights.values())
         return Flops(
             strict + 6 * projected * int(lengths.sum()), nominal + 6 * projected * lengths.numel() * self.model.max_len
+        )
+
+    def flops_of(self, batch: Batch) -> Flops:
+        flops, lengths = super().flops_of(batch), batch.lengths_of_step
+        not_scored = int(lengths.sum()) - batch.num_trained_of_step
+        assert self.config.model.dim is not None, "the config is resolved"
+        return flops._replace(
+            strict=flops.strict - 6 * not_scored * (self.objective.num_scored + 1) * self.config.model.dim
         )
 
     @property

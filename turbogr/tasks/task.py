@@ -73,6 +73,10 @@ class Task(ABC):
     """What a run learns. The config must be resolved; parameters have no values until `reset_parameters`."""
 
     name: ClassVar[str]
+    predicts_items: ClassVar[bool] = False
+    """Whether it ranks items for users, so that it matters which of them a user has had before.
+
+    Its evaluation then follows `evaluate.filter_seen`, and its loss counts the positions `Batch.trained` alone."""
     model: nn.Module
     tables: list[TableSpec]
     columns: dict[str, str]
@@ -154,6 +158,10 @@ class Task(ABC):
     @abstractmethod
     def flops(self, lengths: Tensor) -> Flops:
         """Return the arithmetic of a training step on sequences of `lengths` [B]."""
+
+    def flops_of(self, batch: Batch) -> Flops:
+        """Return the arithmetic of the training step that a batch is, or is a rank's part of."""
+        return self.flops(batch.lengths_of_step)
 
     @property
     def num_parameters(self) -> int:

@@ -102,11 +102,18 @@ def _newest_progress(run: Path) -> Progress:
 
 
 def with_stored_protocol(config: Config, run: Path) -> Config:
-    """Keep what an existing run does with seen items, where the config leaves it to the log."""
-    if config.evaluate.filter_seen is not None or not (holds_a_run(run) and (run / "config.yaml").exists()):
+    """Keep what an existing run does with seen items and repeated targets, where the config leaves it open."""
+    evaluate, data = config.evaluate, config.data
+    if None not in (evaluate.filter_seen, data.repeated_targets):
         return config
-    stored = load_run_config(run).evaluate.filter_seen
-    return dataclasses.replace(config, evaluate=dataclasses.replace(config.evaluate, filter_seen=stored))
+    if not (holds_a_run(run) and (run / "config.yaml").exists()):
+        return config
+    stored = load_run_config(run)
+    if evaluate.filter_seen is None:
+        evaluate = dataclasses.replace(evaluate, filter_seen=stored.evaluate.filter_seen)
+    if data.repeated_targets is None:
+        data = dataclasses.replace(data, repeated_targets=stored.data.repeated_targets)
+    return dataclasses.replace(config, evaluate=evaluate, data=data)
 
 
 def with_stored_cost(config: Config, run: Path) -> Config:

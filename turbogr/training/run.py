@@ -42,7 +42,7 @@ from turbogr.tasks.task import Task
 from turbogr.training.checkpoint_selection import check_selection
 from turbogr.training.cost_measurement import with_measured_cost
 from turbogr.training.resuming import changed_settings, holds_a_run, refusals, with_stored_cost, with_stored_protocol
-from turbogr.training.run_summary import SUMMARY, predicts_items, summary_is_current, write_summary
+from turbogr.training.run_summary import SUMMARY, summary_is_current, write_summary
 from turbogr.training.stopping import AgreedStop
 from turbogr.training.trainer import Trainer, TrainResult, choose_device
 from turbogr.training.warm_start import WarmStart
@@ -152,7 +152,7 @@ def _prepare(
     record["components"] = component_records(dict.fromkeys([*config.chosen(), *operators_of(config.plugins)]))
     task = task_class(config.task)
     record["metrics"] = [asdict(info) for info in task.describe_metrics(task.metric_names(config.evaluate, final=True))]
-    if predicts_items(config) and repeats is not None:
+    if task_class(config.task).predicts_items and repeats is not None:
         record["protocol"] = _protocol(given, config, repeats, record.get("protocol"))
     record.setdefault("init_from", None if init_from is None else str(Path(init_from).resolve()))
     return _Start(config, store, run, exists, warm_start, record, changes)
@@ -383,6 +383,12 @@ def _say_what_starts(trainer: Trainer, changes: list[str], why_mesh: str, about_
     ]
     if about_repeats is not None:
         lines.append(about_repeats)
+    if loader.num_targets_skipped:
+        share = loader.num_targets_skipped / (loader.num_targets_skipped + loader.num_targets)
+        lines.append(
+            f"{loader.num_targets_skipped:,} training targets ({share:.1%}) are items that the user has had before and "
+            "are not trained on; data.repeated_targets=train trains on all"
+        )
     few = trainer.split.few_users()
     if few is not None:
         lines.append(few)

@@ -112,14 +112,9 @@ def _both_ways(model: Measured, baselines: Mapping[str, Measured]) -> dict[str, 
     }
 
 
-def predicts_items(config: Config) -> bool:
-    """Whether a run recommends items, so that it matters which of them users have had before."""
-    return "filter_seen" in task_class(config.task).rule(config.evaluate)
-
-
 def _seen(config: Config, folder: RunFolder) -> dict[str, Any]:
     """What was done with items that users have had before, and what chose it, as run.json has it."""
-    if not predicts_items(config):
+    if not task_class(config.task).predicts_items:
         return {}
     stored = folder.record.get("protocol")
     return {**(stored or {}), "seen": "excluded" if config.evaluate.excludes_seen else "included"}

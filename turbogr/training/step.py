@@ -2,7 +2,7 @@
 
 Each stage is a method with explicit inputs and outputs, so that a pipeline can start the next batch's fetch early. With
 one rank nothing is communicated and nothing copied. With many, every rank has its part of the step's sequences, and the
-loss is the mean over all tokens of the step: a rank's gradients are those of its own tokens divided by the number of
+loss is the mean over all targets of the step: a rank's gradients are those of its own targets divided by the number of
 all, and are summed.
 """
 

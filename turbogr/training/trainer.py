@@ -104,6 +104,7 @@ class Trainer:
             balance=config.parallel.balance,
             cost=None if config.parallel.cost is None else CostModel(*config.parallel.cost),
             speeds=config.parallel.speeds,
+            skip_repeats=config.data.repeated_targets == "skip",
             with_step_targets=self.stepper.task.needs_step_targets,
             columns=self.stepper.task.columns,
         )
@@ -111,6 +112,9 @@ class Trainer:
             raise UserError(
                 f"{store.path} has no user with two or more training events under the split '{self.split.rule}'; "
                 "use a log with longer histories or another split"
+                if not self.loader.num_targets_skipped
+                else f"all {self.loader.num_targets_skipped:,} training targets of {store.path} are items that the "
+                "user has had before, and data.repeated_targets=skip leaves them out; set data.repeated_targets=train"
             )
         self.timeline = Timeline(self.world.rank)
         self.executor = make_executor(self.stepper, config.pipeline, self.timeline)
@@ -280,7 +284,9 @@ class Trainer:
         num_tokens, num_sequences = int(lengths.sum()), lengths.numel()
         progress.tokens += num_tokens
         window.steps += 1
-        window.loss_sum += measured.loss * num_tokens
+        num_trained = pending.batch.num_trained_of_step
+        window.loss_sum += measured.loss * num_trained
+        window.trained += num_trained
         window.tokens += num_tokens
         window.sequences += num_sequences
         window.grad_norm, window.grad_norm_summed = measured.grad_norm, measured.summed
@@ -288,7 +294,7 @@ class Trainer:
         window.rows_read += measured.rows_read
         window.rows_shared += measured.rows_shared
         clock.stop(window)
-        flops = self.task.flops(lengths)
+        flops = self.task.flops_of(pending.batch)
         for totals in (window, progress):
             totals.strict_flops += flops.strict
             totals.nominal_flops += flops.nominal
@@ -375,7 +381,7 @@ class Trainer:
         seconds = max(window.seconds, 1e-9)
         values = {
             "epoch": self.epoch(),
-            "loss": window.loss_sum / window.tokens,
+            "loss": window.loss_sum / window.trained,
             "lr": window.lr,
             # Another quantity has another name: rows that are updated later are not summed yet when a step ends.
             "grad_norm" if window.grad_norm_summed else "grad_norm_of_parts": window.grad_norm,
