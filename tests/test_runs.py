@@ -25,7 +25,7 @@ CONFIG = Config(
     model=ModelConfig(dim=8, num_blocks=1, num_heads=1, max_len=8, num_time_buckets=8),
     loss=LossConfig(num_negatives=4),
     data=DataConfig(batch_size=16),
-    evaluate=EvaluateConfig(ks=(5,), metric="hr@5"),
+    evaluate=EvaluateConfig(ks=(5,), metric="hr@5", baselines=("popularity",)),
     train=TrainConfig(epochs=2, tensorboard=False),
 )
 

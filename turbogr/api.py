@@ -21,6 +21,7 @@ from turbogr.training.checkpoint_selection import describe_checkpoint
 class RunEvaluation:
     """Metrics of a run on its held-out items: `metrics`, those of the `baselines` by name, and what was measured.
 
+    `metrics` are those of what the run recommends with, which `delivered` names; `model_metrics` are the model's own.
     `standard_errors` and `baseline_standard_errors` have the same form; 1.96 of them to both sides are a 95 %
     confidence interval. `metrics_exclude_seen` and `metrics_include_seen` are those without and with the users' earlier
     items among the candidates; `metrics` is one of the two. They are None for tasks that do not recommend items.
@@ -36,6 +37,8 @@ class RunEvaluation:
     baseline_standard_errors: dict[str, dict[str, float]] = field(default_factory=dict)
     metrics_exclude_seen: dict[str, float] | None = None
     metrics_include_seen: dict[str, float] | None = None
+    delivered: str | None = None
+    model_metrics: dict[str, float] = field(default_factory=dict)
 
 
 def evaluate(
@@ -64,16 +67,19 @@ def evaluate(
     result = opened.task.evaluate(opened.tables, opened.store, opened.split, part, **options)
     baselines = opened.task.measure_baselines(opened.store, opened.split, part, **options)
     protocol = f"{result.protocol}; {describe_checkpoint(opened.config, opened.split, opened.checkpoint, part)}"
-    model = Measured.of(result)
+    better = opened.task.evaluate_delivered(opened.tables, opened.store, opened.split, part, **options)
+    delivered = Measured.of(better or result)
     return RunEvaluation(
         part,
-        result.metrics,
+        delivered.metrics,
         {name: system.metrics for name, system in baselines.items()},
         result.num_users,
         opened.checkpoint.step,
         protocol,
-        model.standard_errors,
+        delivered.standard_errors,
         {name: system.standard_errors for name, system in baselines.items()},
-        model.metrics_exclude_seen,
-        model.metrics_include_seen,
+        delivered.metrics_exclude_seen,
+        delivered.metrics_include_seen,
+        opened.delivered,
+        result.metrics,
     )

@@ -60,9 +60,14 @@ def load(
 ) -> Recommender:
     """Load a trained run to recommend from; see `open_run` for the arguments and what it raises."""
     opened = open_run(run, data=data, which=which, plugins=plugins)
-    scorer = ModelScorer(opened.encoder, opened.max_len)
+    model = ModelScorer(opened.encoder, opened.max_len)
     return Recommender(
-        scorer, opened.store, opened.split, filter_seen=opened.config.evaluate.excludes_seen, opened=opened
+        opened.recommender,
+        opened.store,
+        opened.split,
+        model=model,
+        filter_seen=opened.config.evaluate.excludes_seen,
+        opened=opened,
     )
 
 

@@ -28,7 +28,9 @@ from turbogr.plugins import load_plugins
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from turbogr.evaluation.scorer import Scorer
     from turbogr.models.table_encoder import TableEncoder
+    from turbogr.tasks.retrieval import RetrievalTask
     from turbogr.tasks.task import Task
 
 Record = dict[str, Any]
@@ -269,6 +271,9 @@ class TrainedModel:
         Raises:
             UserError: the run's task is not retrieval.
         """
+        return self._retrieval().encoder(self.tables)
+
+    def _retrieval(self) -> RetrievalTask:
         from turbogr.tasks.retrieval import RetrievalTask
 
         if not isinstance(self.task, RetrievalTask):
@@ -276,7 +281,7 @@ class TrainedModel:
                 f"{self.folder.path} is a run of the task '{self.task.name}', which does not recommend items; name a "
                 "run of the task 'retrieval'"
             )
-        return self.task.encoder(self.tables)
+        return self.task
 
     @property
     def max_len(self) -> int:
@@ -290,6 +295,21 @@ class OpenedRun(TrainedModel):
 
     store: Store
     split: Split
+
+    @property
+    def delivered(self) -> str | None:
+        """What the run recommends with, in words; None for tasks that recommend nothing."""
+        chosen = getattr(self.task, "delivered", None)
+        return None if chosen is None else str(chosen.label)
+
+    @property
+    def recommender(self) -> Scorer:
+        """What the run recommends with, as it was measured: the model, a simple method, or a sum of both.
+
+        Raises:
+            UserError: the run's task is not retrieval.
+        """
+        return self._retrieval().recommender(self.tables, self.store, self.split)
 
 
 def load_model(run: str | Path, which: Which = "best") -> TrainedModel:
@@ -319,6 +339,8 @@ def open_run(
             that is not there, or a backend that this machine does not have.
     """
     from turbogr import ops
+    from turbogr.simple.delivery import Delivered
+    from turbogr.tasks.retrieval import RetrievalTask
 
     load_plugins(plugins)
     folder = RunFolder.open(run)
@@ -326,6 +348,8 @@ def open_run(
     trained = _load(folder, which)
     ops.set_backend(trained.config.train.backend)  # a run is measured with the operators it was trained with
     split = Split.of(store, trained.config.data.split)
+    if isinstance(trained.task, RetrievalTask):
+        trained.task.delivered = Delivered.read(folder.path, trained.task.model_name(trained.config))
     return OpenedRun(folder, trained.config, trained.checkpoint, trained.task, trained.tables, store, split)
 
 

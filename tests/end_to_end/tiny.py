@@ -9,7 +9,14 @@ RECIPE = Path(__file__).parents[2] / "recipes" / "quickstart.yaml"
 # Small and quick, but with more than one batch, epoch and checkpoint.
 TINY = [
     *("model.dim=16", "model.max_len=16", "loss.num_negatives=8", "optimizer.warmup_steps=2", "data.batch_size=16"),
-    *("evaluate.every=1", "evaluate.patience=", "train.epochs=2", "train.tensorboard=false", "train.log_every=2"),
+    *(
+        "evaluate.every=1",
+        "evaluate.patience=",
+        "evaluate.baselines=[popularity,markov]",
+        "train.epochs=2",
+        "train.tensorboard=false",
+        "train.log_every=2",
+    ),
 ]
 
 

@@ -43,7 +43,7 @@ CONFIG = Config(
     model=ModelConfig(dim=16, num_blocks=1, num_heads=1, max_len=12, num_time_buckets=16),
     loss=LossConfig(num_negatives=8),
     data=DataConfig(batch_size=32),
-    evaluate=EvaluateConfig(ks=(5, 10), metric="hr@10"),
+    evaluate=EvaluateConfig(ks=(5, 10), metric="hr@10", baselines=("popularity", "markov")),
     train=TrainConfig(epochs=2, tensorboard=False),
 )
 

@@ -11,8 +11,9 @@ from tests.stores import draw_histories
 from turbogr.data.split import Split
 from turbogr.data.store import Store
 from turbogr.evaluation import coverage as coverage_module
-from turbogr.evaluation.coverage import Coverage, coverage
+from turbogr.evaluation.coverage import coverage
 from turbogr.evaluation.job_pool import Interrupted
+from turbogr.evaluation.metric_info import Coverage
 from turbogr.evaluation.scorer import ModelScorer, no_step
 from turbogr.evaluation.user_histories import StoreHistories
 

@@ -69,7 +69,9 @@ def test_a_run_is_selected_by_an_extra_metric(
 ) -> None:
     monkeypatch.setattr(machine, "gemm_peak", lambda *args, **kwargs: 1e11)
     write_store(tmp_path / "data", draw_histories(1, 60, 50, shortest=4), 50)
-    evaluate = EvaluateConfig(ks=(5,), metrics=("mean_position",), metric="mean_position")
+    evaluate = EvaluateConfig(
+        ks=(5,), metrics=("mean_position",), metric="mean_position", baselines=("popularity", "markov")
+    )
     config = dataclasses.replace(CONFIG, evaluate=evaluate, train=dataclasses.replace(CONFIG.train, epochs=4))
     result = train(config, tmp_path / "data", tmp_path / "run")
     values = {record["step"]: record["mean_position"] for record in MetricLog.read(tmp_path / "run").evaluations}

@@ -27,7 +27,7 @@ RECIPE = """
 model: {name: sasrec, dim: 8, num_blocks: 1, num_heads: 1, max_len: 16}
 loss: {num_negatives: 4}
 data: {batch_size: 16, split: leave-two-out}
-evaluate: {metric: ndcg@10, every: 1}
+evaluate: {metric: ndcg@10, every: 1, baselines: [popularity, markov]}
 train: {epochs: 2, seed: 0, tensorboard: false, profile: false}
 """
 

@@ -82,6 +82,6 @@ def make_config() -> Config:
         loss=LossConfig(num_negatives=8),
         optimizer=OptimizerConfig(lr=5e-3, warmup_steps=2, schedule="cosine", clip_norm=5.0),
         data=DataConfig(batch_size=16),
-        evaluate=EvaluateConfig(ks=(1, 10), metric="hr@10", every=1),
+        evaluate=EvaluateConfig(ks=(1, 10), metric="hr@10", every=1, baselines=("popularity", "markov")),
         train=TrainConfig(epochs=3, log_every=3, tensorboard=False),
     )

@@ -18,8 +18,7 @@ from turbogr.errors import UserError
 from turbogr.files import check_writable, replace_text
 
 if TYPE_CHECKING:
-    from turbogr.evaluation.coverage import Coverage
-    from turbogr.evaluation.metric_info import MetricInfo
+    from turbogr.evaluation.metric_info import Coverage, MetricInfo
     from turbogr.evaluation.user_positions import Measured
     from turbogr.parallel.world import World
     from turbogr.runs import OpenedRun
@@ -110,7 +109,15 @@ def _evaluate(args: argparse.Namespace, world: World) -> None:
     result = _measure(args, opened, world)
     if not world.is_first:
         return
-    measured = {"model": Measured.of(result), **_baselines(args, opened)}
+    better = opened.task.evaluate_delivered(
+        opened.tables,
+        opened.store,
+        opened.split,
+        args.part,
+        **_options(args, "batch_size", "filter_last", "filter_seen"),
+    )
+    delivered = {} if better is None else {"delivered": Measured.of(better)}
+    measured = {**delivered, "model": Measured.of(result), **_baselines(args, opened)}
     protocol = f"{result.protocol}; {describe_checkpoint(opened.config, opened.split, opened.checkpoint, args.part)}"
     coverage = None
     if _is_standard(args, opened):
@@ -120,6 +127,8 @@ def _evaluate(args: argparse.Namespace, world: World) -> None:
     width = shutil.get_terminal_size().columns
     print(metric_table(opened.task.model_name(opened.config), measured, described, result.num_users, width))
     print(f"\n{result.num_users:,} users. {protocol}.")
+    if delivered:
+        print(f"Delivered is {opened.delivered}, chosen on the validation items: what `turbogr recommend` uses.")
     if any(system.standard_errors for system in measured.values()):
         print("± is a 95 % confidence interval: how far the mean would vary with other users of the same kind.")
     if coverage is not None:

@@ -272,10 +272,13 @@ class EvaluateConfig:
     held-out item that is one of them counts as missed; unset, they are candidates where a fifth or more of the
     validation items are such repeats. `batch_size` bounds the users evaluated together (unset: from the catalogue);
     metrics do not depend on it.
+
+    `baselines` are the simple methods that the model is compared with at the end (unset: all that can be fitted).
     """
 
     part: Literal["valid", "test"] | None = None
     ks: tuple[int, ...] = (10, 50, 200)
+    baselines: tuple[str, ...] | None = None
     metric: str | None = None
     metrics: tuple[str, ...] = field(default=(), metadata={"kind": "metric"})
     every: int | None = 1
@@ -293,6 +296,15 @@ class EvaluateConfig:
         positive(self, "every", "patience", "batch_size")
         if not self.ks or any(k < 1 for k in self.ks):
             raise UserError(f"evaluate.ks must be positive cut-offs such as [10, 50, 200], got {list(self.ks)}")
+
+
+@dataclass(frozen=True)
+class DeliverConfig:
+    """What the run recommends with. `model`: the trained model. `best`: what is best on the validation items, of the
+    model, the simple methods, and weighted sums of up to three of them.
+    """
+
+    choose: Literal["model", "best"] = "model"
 
 
 @dataclass(frozen=True)
@@ -418,6 +430,7 @@ class Config:
     tables: dict[str, TableConfig] = field(default_factory=dict)
     features: dict[str, FeatureConfig] = field(default_factory=dict)
     evaluate: EvaluateConfig = field(default_factory=EvaluateConfig)
+    deliver: DeliverConfig = field(default_factory=DeliverConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     pipeline: PipelineConfig = field(default_factory=PipelineConfig)
@@ -437,7 +450,7 @@ class Config:
         self.check_names()
         for section in dataclasses.fields(self):
             value = getattr(self, section.name)
-            if dataclasses.is_dataclass(value):
+            if hasattr(value, "check"):
                 value.check()  # type: ignore[union-attr]
         for name, table in self.tables.items():
             positive(table, "rows", "dim", "lr", section=f"tables.{name}")
@@ -445,6 +458,7 @@ class Config:
             if hasattr(options, "check"):
                 options.check()
         self._check_metric()
+        self._check_baselines()
         self._check_hard()
         if self.parallel.balance == "token-budget" and self.data.batch_tokens is None:
             raise UserError("parallel.balance 'token-budget' needs data.batch_tokens; set it, or choose 'reallocate'")
@@ -474,6 +488,15 @@ class Config:
                 f"evaluate.metric '{metric}' is not measured; choose from {', '.join(known)}."
                 f"{did_you_mean(metric, known)}"
             )
+
+    def _check_baselines(self) -> None:
+        known = registry.find("task", self.task).factory.baseline_names()
+        for name in self.evaluate.baselines or ():
+            if name not in known:
+                raise UserError(
+                    f"evaluate.baselines names '{name}', which is no baseline of the task '{self.task}'; choose from "
+                    f"{', '.join(known) or 'none'}.{did_you_mean(name, known)}"
+                )
 
     def _check_hard(self) -> None:
         pipeline = self.pipeline

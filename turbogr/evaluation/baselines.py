@@ -30,9 +30,6 @@ VIRTUAL_TRANSITIONS = 300  # the best of 1 to 10,000 on the validation items of 
 MAX_PAIRS = 1 << 24  # transitions held at once; a longer log is read in several passes
 MAX_EVENTS = 1 << 22  # history events read at once
 
-TITLES = {"popularity": "most popular", "markov": "Markov chain"}
-PHRASES = {"popularity": "the most popular items", "markov": "a Markov chain"}  # in a sentence
-
 Stop = Callable[[], None]  # called from time to time during long work; may raise to end it
 
 

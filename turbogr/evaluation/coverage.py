@@ -7,7 +7,6 @@ are in at least one list of the k best, over the lists of the evaluated users, m
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -18,26 +17,13 @@ from turbogr.data.vocabulary import Int64Array
 from turbogr.evaluation.held_out import HeldOut
 from turbogr.evaluation.item_ranking import top_k
 from turbogr.evaluation.job_pool import Step, run_jobs
+from turbogr.evaluation.metric_info import Coverage
 from turbogr.evaluation.scorer import Scorer, batches_of
 from turbogr.evaluation.user_histories import StoreHistories
 from turbogr.jagged import Jagged
 
 DEFAULT_K = 10
 MAX_SCORES = 1 << 31  # scores to compute at most; seconds on a laptop
-
-
-@dataclass(frozen=True)
-class Coverage:
-    """`num_shown` of `num_items` items are in a list of the `k` best of at least one of `num_users` users."""
-
-    k: int
-    num_shown: int
-    num_items: int
-    num_users: int
-
-    @property
-    def share(self) -> float:
-        return self.num_shown / self.num_items
 
 
 def coverage(

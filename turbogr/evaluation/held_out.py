@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -50,6 +51,15 @@ class HeldOut:
         missing = store.num_users - len(users)
         skipped = {f"no {part} event": missing} if missing else {}
         return cls(store, part, users, starts, events[users], skipped, filter_last)
+
+    def sample(self, most: int, seed: int = 0) -> HeldOut:
+        """Return at most `most` of the users, drawn by `seed`, in store order; the others count as skipped."""
+        if len(self) <= most:
+            return self
+        chosen = np.sort(np.random.default_rng(seed).choice(len(self), most, replace=False))
+        users, starts, events = (column[chosen] for column in (self.users, self.starts, self.events))
+        skipped = {**self.skipped, "not drawn": len(self) - most}
+        return dataclasses.replace(self, users=users, starts=starts, events=events, skipped=skipped)
 
     def __len__(self) -> int:
         return len(self.users)

@@ -91,3 +91,17 @@ def most_informative(metrics: Sequence[MetricInfo], limit: int, selecting: str |
     wanted = [m for m in metrics if m.name == selecting or m in single or (m.family or m.name) == first]
     dispensable = [m for m in reversed(wanted) if m.name != selecting][: max(0, len(wanted) - limit)]
     return [metric for metric in wanted if metric not in dispensable]
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """`num_shown` of `num_items` items are in a list of the `k` best of at least one of `num_users` users."""
+
+    k: int
+    num_shown: int
+    num_items: int
+    num_users: int
+
+    @property
+    def share(self) -> float:
+        return self.num_shown / self.num_items

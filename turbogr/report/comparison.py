@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from turbogr.errors import UserError
-from turbogr.evaluation.baselines import PHRASES
+from turbogr.evaluation.baseline_titles import PHRASES
 from turbogr.evaluation.metric_info import MetricInfo, one_per_family
 from turbogr.evaluation.metrics import has_user_values
 from turbogr.evaluation.user_positions import MODEL

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from turbogr.evaluation.baselines import PHRASES
+from turbogr.evaluation.baseline_titles import PHRASES
 from turbogr.evaluation.metric_info import MetricInfo, most_informative, one_per_family
 from turbogr.evaluation.user_positions import MODEL
 from turbogr.plot import Axis, bar_chart, grouped_bar_chart

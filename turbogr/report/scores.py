@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from turbogr import plugins
-from turbogr.evaluation.baselines import TITLES
-from turbogr.evaluation.coverage import Coverage
-from turbogr.evaluation.metric_info import MetricInfo
+from turbogr.evaluation.baseline_titles import TITLES
+from turbogr.evaluation.metric_info import Coverage, MetricInfo
 from turbogr.evaluation.metrics import has_user_values, margin, paired_difference, user_values
 from turbogr.evaluation.user_positions import MODEL, UserPositions
 from turbogr.report import wording

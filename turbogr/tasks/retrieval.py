@@ -13,12 +13,13 @@ from turbogr.config import Config, EvaluateConfig
 from turbogr.data.batching import Batch
 from turbogr.data.split import Split
 from turbogr.data.store import Store
-from turbogr.evaluation.coverage import Coverage, coverage
+from turbogr.evaluation.baseline_titles import TITLES
+from turbogr.evaluation.coverage import coverage
 from turbogr.evaluation.evaluator import Evaluation, evaluate, measure_baselines
-from turbogr.evaluation.metric_info import MetricInfo
+from turbogr.evaluation.metric_info import Coverage, MetricInfo
 from turbogr.evaluation.metrics import DEFAULT_KS, REPEATED, describe_metrics, extra_metrics
 from turbogr.evaluation.sample_users import sample_users
-from turbogr.evaluation.scorer import ModelScorer
+from turbogr.evaluation.scorer import ModelScorer, Scorer
 from turbogr.evaluation.user_positions import Measured
 from turbogr.models import RetrievalModel
 from turbogr.models.flops import nominal_flops, strict_flops
@@ -26,6 +27,8 @@ from turbogr.models.table_encoder import TableEncoder
 from turbogr.negatives import LossContext, make_loss
 from turbogr.parallel.world import World
 from turbogr.plugins import register
+from turbogr.simple.delivery import Delivered, choose_delivered
+from turbogr.simple.selection import Selection, choose_methods
 from turbogr.tables.embedding_tables import ITEM, EmbeddingTables, TableSpec
 from turbogr.tables.working_set import BatchIds, TableIds, WorkingSets
 from turbogr.tasks.features import features_of, table_specs
@@ -50,6 +53,9 @@ class RetrievalTask(Task):
             recompute=config.train.recompute,
             features={feature.name: feature.dim for feature in self.features},
         )
+        self.delivered: Delivered | None = None
+        self._selections: dict[Any, Selection] = {}
+        self._recommender: tuple[Delivered, Scorer] | None = None
         self.objective = make_loss(config, LossContext(data.num_items, config.train.seed, data.counts))
 
     @staticmethod
@@ -64,6 +70,10 @@ class RetrievalTask(Task):
     @staticmethod
     def default_metric(config: EvaluateConfig) -> str:
         return "ndcg@10" if 10 in config.ks else f"ndcg@{config.ks[0]}"
+
+    @staticmethod
+    def baseline_names() -> list[str]:
+        return list(TITLES)
 
     @staticmethod
     def describe_metrics(names: Iterable[str]) -> list[MetricInfo]:
@@ -215,7 +225,70 @@ class RetrievalTask(Task):
         **options: Any,
     ) -> dict[str, Measured]:
         options |= self._options(final, filter_seen)
-        return measure_baselines(store, split, part, should_stop=should_stop, filter_last=filter_last, **options)
+        options |= {"should_stop": should_stop, "filter_last": filter_last}
+        found = measure_baselines(store, split, part, **options)
+        wanted = self.config.evaluate.baselines
+        found = {name: system for name, system in found.items() if wanted is None or name in wanted}
+        for name, chosen in self.simple_methods(store, split, should_stop).methods.items():
+            if name not in found:
+                found[name] = Measured.of(evaluate(chosen.scorer, store, split, part, **options))
+        return found
+
+    def simple_methods(self, store: Store, split: Split, should_stop: Callable[[], bool] | None = None) -> Selection:
+        """Return the simple methods of `evaluate.baselines`, fitted on the training events.
+
+        Their settings are chosen on the validation items by the run's own protocol, whatever is then measured.
+        """
+        key = store.manifest.content_hash, split.rule
+        if key not in self._selections:
+            names, stop = self.config.evaluate.baselines, should_stop
+            seen_out = self._options(False, None)["filter_seen"]
+            self._selections = {key: choose_methods(store, split, seen_out=seen_out, names=names, should_stop=stop)}
+        return self._selections[key]
+
+    def deliver(
+        self,
+        tables: Mapping[str, Tensor],
+        store: Store,
+        split: Split,
+        *,
+        should_stop: Callable[[], bool] | None = None,
+    ) -> Delivered:
+        label, seen_out = self.model_name(self.config), self._options(False, None)["filter_seen"]
+        self.delivered = Delivered(label)
+        if self.config.deliver.choose == "best":
+            methods = self.simple_methods(store, split, should_stop)
+            model = self.scorer(tables)
+            self.delivered = choose_delivered(
+                model, label, methods, store, split, seen_out=seen_out, should_stop=should_stop
+            )
+        return self.delivered
+
+    def recommender(self, tables: Mapping[str, Tensor], store: Store, split: Split) -> Scorer:
+        """Return what the run recommends with: the model unless `delivered` says otherwise."""
+        if self.delivered is None or self.delivered.is_model:
+            return self.scorer(tables)
+        if self._recommender is None or self._recommender[0] != self.delivered:
+            self._recommender = self.delivered, self.delivered.scorer(self.scorer(tables), store, split)
+        return self._recommender[1]
+
+    def evaluate_delivered(
+        self,
+        tables: Mapping[str, Tensor],
+        store: Store,
+        split: Split,
+        part: str,
+        *,
+        final: bool = False,
+        should_stop: Callable[[], bool] | None = None,
+        filter_seen: bool | None = None,
+        **options: Any,
+    ) -> Evaluation | None:
+        if self.delivered is None or self.delivered.is_model:
+            return None
+        options |= self._options(final, filter_seen)
+        scorer = self.recommender(tables, store, split)
+        return evaluate(scorer, store, split, part, should_stop=should_stop, **options)
 
     def coverage(
         self,
@@ -227,11 +300,13 @@ class RetrievalTask(Task):
         should_stop: Callable[[], bool] | None = None,
     ) -> Coverage:
         filter_seen = self.config.evaluate.excludes_seen
-        return coverage(self.scorer(tables), store, split, part, filter_seen=filter_seen, should_stop=should_stop)
+        return coverage(
+            self.recommender(tables, store, split), store, split, part, filter_seen=filter_seen, should_stop=should_stop
+        )
 
     def samples(self, tables: Mapping[str, Tensor], store: Store, split: Split, part: str) -> dict[str, Any]:
         filter_seen = self.config.evaluate.excludes_seen
-        return sample_users(self.scorer(tables), store, split, part, filter_seen=filter_seen)
+        return sample_users(self.recommender(tables, store, split), store, split, part, filter_seen=filter_seen)
 
     def _options(self, final: bool, filter_seen: bool | None) -> dict[str, Any]:
         config = self.config.evaluate

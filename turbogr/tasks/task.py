@@ -21,11 +21,11 @@ from turbogr.config import Config, EvaluateConfig
 from turbogr.data.batching import Batch
 from turbogr.data.split import Split
 from turbogr.data.store import Store
-from turbogr.evaluation.coverage import Coverage
-from turbogr.evaluation.metric_info import MetricInfo
+from turbogr.evaluation.metric_info import Coverage, MetricInfo
 from turbogr.evaluation.user_positions import Measured
 from turbogr.layers import Block
 from turbogr.parallel.world import World
+from turbogr.simple.delivery import Delivered
 from turbogr.tables.embedding_tables import EmbeddingTables, TableSpec
 from turbogr.tables.working_set import BatchIds, WorkingSets
 
@@ -98,6 +98,11 @@ class Task(ABC):
     @abstractmethod
     def default_metric(config: EvaluateConfig) -> str:
         """Return the metric that chooses the best checkpoint where the config does not name one."""
+
+    @staticmethod
+    def baseline_names() -> list[str]:
+        """Return the names that `evaluate.baselines` may have."""
+        return []
 
     @staticmethod
     @abstractmethod
@@ -231,6 +236,31 @@ class Task(ABC):
         measured = self.baselines(store, split, part, final=final, should_stop=should_stop, **options)
         return {name: Measured(metrics) for name, metrics in measured.items()}
 
+    def deliver(
+        self,
+        tables: Mapping[str, Tensor],
+        store: Store,
+        split: Split,
+        *,
+        should_stop: Callable[[], bool] | None = None,
+    ) -> Delivered | None:
+        """Choose what the run recommends with, by `deliver.choose`; None for tasks that recommend nothing."""
+        return None
+
+    def evaluate_delivered(
+        self,
+        tables: Mapping[str, Tensor],
+        store: Store,
+        split: Split,
+        part: str,
+        *,
+        final: bool = False,
+        should_stop: Callable[[], bool] | None = None,
+        **options: Any,
+    ) -> Measurement | None:
+        """Measure what the run recommends with, as `evaluate` does the model; None where it is the model."""
+        return None
+
     def coverage(
         self,
         tables: Mapping[str, Tensor],
@@ -240,7 +270,7 @@ class Task(ABC):
         *,
         should_stop: Callable[[], bool] | None = None,
     ) -> Coverage | None:
-        """Return how much of the catalogue the model shows to the users of a part; None if it recommends nothing."""
+        """Return how much of the catalogue is shown to the users of a part; None if the task recommends nothing."""
         return None
 
     def samples(self, tables: Mapping[str, Tensor], store: Store, split: Split, part: str) -> dict[str, Any] | None:

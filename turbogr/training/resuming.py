@@ -17,7 +17,7 @@ from turbogr.errors import UserError
 from turbogr.progress import Progress
 from turbogr.runs import RunFolder
 
-_MAY_CHANGE = ("plugins", "train", "evaluate", "optimizer", "parallel", "pipeline")
+_MAY_CHANGE = ("plugins", "train", "evaluate", "deliver", "optimizer", "parallel", "pipeline")
 _FIXED = ("train.seed", "optimizer.table")
 
 

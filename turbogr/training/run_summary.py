@@ -21,6 +21,7 @@ from turbogr.parallel.world import World
 from turbogr.progress import Progress
 from turbogr.runs import RunFolder, load_model
 from turbogr.tasks import task_class
+from turbogr.tasks.task import Measurement
 from turbogr.training.checkpoint_selection import describe_checkpoint, selected_on
 
 SUMMARY = "summary.json"
@@ -61,16 +62,21 @@ def write_summary(
     if not world.is_first:
         return
     baselines = trained.task.measure_baselines(store, split, part, final=True, should_stop=should_stop)
-    coverage = trained.task.coverage(trained.tables, store, split, part, should_stop=should_stop)
     model = Measured.of(result)
+    chosen = trained.task.deliver(trained.tables, store, split, should_stop=should_stop)
+    better = trained.task.evaluate_delivered(trained.tables, store, split, part, final=True, should_stop=should_stop)
+    delivered = model if better is None else Measured.of(better)
+    coverage = trained.task.coverage(trained.tables, store, split, part, should_stop=should_stop)
     seconds = max(progress.seconds, 1e-9)
     summary = {
         "status": status,
         "task": config.task,
         "part": part,
-        "metrics": result.metrics,
-        **_both_ways(model, baselines),
-        "standard_errors": model.standard_errors,
+        "metrics": delivered.metrics,
+        "delivered": None if chosen is None else chosen.label,
+        "model_metrics": model.metrics,
+        **_both_ways(delivered, baselines),
+        "standard_errors": delivered.standard_errors,
         "baselines": {name: system.metrics for name, system in baselines.items()},
         "baseline_standard_errors": {name: system.standard_errors for name, system in baselines.items()},
         "coverage": None if coverage is None else dataclasses.asdict(coverage),
@@ -91,13 +97,20 @@ def write_summary(
         "wall_seconds": progress.wall_seconds + time.perf_counter() - started,
         "state": _state(config, progress),
     }
-    by_user = UserPositions.of(store, split, part, trained.checkpoint.step, {"model": model, **baselines})
+    by_user = UserPositions.of(store, split, part, trained.checkpoint.step, {**_systems(model, better), **baselines})
     if by_user is not None:
         by_user.write(run)
     samples = trained.task.samples(trained.tables, store, split, part)
     if samples is not None:
         write_samples(run / "samples.json", {"step": trained.checkpoint.step, **samples})
+    if chosen is not None:
+        chosen.write(run)
     replace_text(run / SUMMARY, json.dumps(summary, indent=2) + "\n")
+
+
+def _systems(model: Measured, better: Measurement | None) -> dict[str, Measured]:
+    """The model, and what is delivered where that is something else."""
+    return {"model": model} if better is None else {"delivered": Measured.of(better), "model": model}
 
 
 def _both_ways(model: Measured, baselines: Mapping[str, Measured]) -> dict[str, Any]:
@@ -156,8 +169,16 @@ def _state(config: Config, progress: Progress) -> dict[str, Any]:
     return {
         "steps": progress.step,
         "best_step": progress.best_step,
+        **_deliver_state(config),
         **task_class(config.task).rule(config.evaluate, final=True),
     }
+
+
+def _deliver_state(config: Config) -> dict[str, Any]:
+    """What is delivered is measured, so a summary depends on how it is chosen; 0.1.0 had no choice."""
+    baselines = config.evaluate.baselines
+    found = {"deliver": config.deliver.choose, "baselines": None if baselines is None else list(baselines)}
+    return {name: value for name, value in found.items() if value not in ("model", None)}
 
 
 def peak_memory_bytes() -> int:

@@ -1,0 +1,16 @@
+"""All simple methods by name."""
+
+from __future__ import annotations
+
+from turbogr.simple.ease import Ease, EaseRecency
+from turbogr.simple.item_knn import ItemKnn
+from turbogr.simple.popular_items import PopularItems
+from turbogr.simple.recent_items import RecentItems
+from turbogr.simple.session_knn import SessionKnn
+from turbogr.simple.simple_method import SimpleMethod
+from turbogr.simple.skip_markov import SkipMarkov
+
+_ALL = (PopularItems(), RecentItems(), ItemKnn(), SessionKnn(), SkipMarkov(), Ease(), EaseRecency())
+
+METHODS: dict[str, SimpleMethod] = {method.name: method for method in _ALL}
+"""Every method by its name, in the order in which they are shown."""
