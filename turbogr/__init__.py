@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from turbogr.jagged import Jagged
     from turbogr.recommend import load
     from turbogr.report.page import write_report
-    from turbogr.training.run import train
+    from turbogr.table_training import train
 
     evaluate_run = evaluate
     fit = train
@@ -58,7 +58,7 @@ _ORIGINS = {
     "prepare": "turbogr.data.prepare.preparation:prepare",
     "prepare_table": "turbogr.data.prepare.preparation:prepare_table",
     "recipe_names": "turbogr.config:recipe_names",
-    "train": "turbogr.training.run:train",
+    "train": "turbogr.table_training:train",
     "write_report": "turbogr.report.page:write_report",
 }
 

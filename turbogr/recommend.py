@@ -44,6 +44,7 @@ from turbogr.jagged import Jagged
 from turbogr.requested_users import Output, Request, RequestedUsers, StoreUsers, read_request
 from turbogr.runs import OpenedRun, RunFolder, Which, open_run
 from turbogr.training.run_summary import read_summary
+from turbogr.training.trainer import TrainResult
 
 _ITEM_PIECE = 1 << 14  # item rows read at once
 
@@ -110,7 +111,8 @@ class Recommender:
 
     `scorer` ranks the items. `model` is the trained model if there is one; vectors come from it. `filter_seen` is
     whether items of the history are left out where a call does not say so; for a loaded run, whether they were left out
-    when it was measured. `opened` is the run that it was loaded from.
+    when it was measured. `opened` is the run that it was loaded from; `result` is how its training ended, if
+    `turbogr.train` has made it.
     """
 
     def __init__(
@@ -127,6 +129,7 @@ class Recommender:
         self.scorer, self.store, self.split, self.filter_seen = scorer, store, split, filter_seen
         self.model = scorer if model is None and isinstance(scorer, ModelScorer) else model
         self._opened = opened
+        self.result: TrainResult | None = None
 
     def recommend(
         self,

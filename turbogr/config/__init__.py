@@ -8,8 +8,10 @@ from turbogr.config.load import (
     load_run_config,
     parse_config,
     with_options,
+    with_overrides,
     with_plugins,
 )
+from turbogr.config.override_texts import Overrides, override_texts
 from turbogr.config.recipe_lookup import find_recipe, recipe_file, recipe_names, recipe_summary
 from turbogr.config.resolve import resolve
 from turbogr.config.schema import (
@@ -42,6 +44,7 @@ __all__ = [
     "LossConfig",
     "ModelConfig",
     "OptimizerConfig",
+    "Overrides",
     "ParallelConfig",
     "PipelineConfig",
     "TableConfig",
@@ -54,6 +57,7 @@ __all__ = [
     "load_config",
     "load_run_config",
     "meant_settings",
+    "override_texts",
     "parse",
     "parse_config",
     "read_value",
@@ -62,5 +66,6 @@ __all__ = [
     "recipe_summary",
     "resolve",
     "with_options",
+    "with_overrides",
     "with_plugins",
 ]

@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from turbogr import plugins as registry
+from turbogr.config.override_texts import Overrides, override_texts
 from turbogr.config.recipe_lookup import find_recipe
 from turbogr.config.schema import Config
 from turbogr.config.setting_names import is_setting, meant_settings, section_keys, section_keys_by_name
@@ -25,8 +26,10 @@ _KEYS = [f.name for f in dataclasses.fields(Config) if not f.metadata.get("deriv
 _KEYS_OF_USERS = ("tables", "features")  # sections whose keys are names that the user chooses
 
 
-def load_config(path: str | Path, overrides: Sequence[str] = (), *, plugins: Sequence[str | Path] = ()) -> Config:
-    """Read a recipe, import its plug-ins, apply `section.key=value` overrides in order, and check the result.
+def load_config(path: str | Path, overrides: Overrides = (), *, plugins: Sequence[str | Path] = ()) -> Config:
+    """Read a recipe, import its plug-ins, apply overrides in order, and check the result.
+
+    Overrides are `section.key=value` texts, or a dict: {"train.epochs": 3} or {"train": {"epochs": 3}}.
 
     `path` is that of a YAML file, or the name of an installed recipe such as "quickstart" (see `find_recipe`).
     `plugins` are imported besides those that the recipe names; paths are relative to the current folder, those in the
@@ -38,6 +41,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = (), *, plugins: Seq
             range, or a plug-in that cannot be imported.
     """
     path = find_recipe(path)
+    overrides = override_texts(overrides)
     tree = _read_tree(path, overrides, note_renamed=True)
     given = registry.load_plugins(plugins)
     named = registry.load_plugins(_named_plugins(tree, str(path)), base=path.parent)
@@ -99,6 +103,22 @@ def with_plugins(config: Config, plugins: Sequence[str | Path]) -> Config:
     used = [registry.find(kind, name).origin for kind, name in config.chosen()]
     files = [origin for origin in used if origin.endswith(".py")]
     return dataclasses.replace(config, plugins=tuple(dict.fromkeys([*loaded, *files])))
+
+
+def with_overrides(config: Config, overrides: Overrides) -> Config:
+    """Return a copy with other settings; the components that they choose must be registered.
+
+    Raises:
+        UserError: an unknown key, or a value of the wrong type or out of range.
+    """
+    texts = override_texts(overrides)
+    if not texts:
+        return config
+    tree = _tree_of(config)
+    for text in texts:
+        _check_override(text)
+        _apply_override(tree, text)
+    return _checked(tree, "the overrides")
 
 
 def with_options(config: Config) -> Config:

@@ -21,7 +21,16 @@ import numpy as np
 import torch
 
 from turbogr import machine, ops
-from turbogr.config import Config, dump_config, flat_config, load_config, resolve, with_plugins
+from turbogr.config import (
+    Config,
+    Overrides,
+    dump_config,
+    flat_config,
+    load_config,
+    resolve,
+    with_overrides,
+    with_plugins,
+)
 from turbogr.data.repeats import Repeats, count_repeats
 from turbogr.data.split import Split
 from turbogr.data.store import Store
@@ -66,13 +75,14 @@ def train(
     data: str | Path,
     out: str | Path,
     *,
-    overrides: Sequence[str] = (),
+    overrides: Overrides = (),
     resume: bool = False,
     init_from: str | Path | None = None,
     plugins: Sequence[str | Path] = (),
 ) -> TrainResult:
-    """Train a recipe on the prepared store `data` into the run folder `out`.
+    """Train a recipe on the prepared store `data` into the run folder `out`; `turbogr.train` is the general form.
 
+    `overrides` replace settings of the recipe, see `load_config`.
     With `resume`, an existing run continues from its newest checkpoint with the same model and data; how long (but not
     less than it has been trained), how fast, on how many ranks and how it is evaluated may change. A folder that does
     not exist yet is started. `init_from` is a run whose parameters and item vectors a new run starts from; `data` must
@@ -127,14 +137,14 @@ def _prepare(
     recipe: str | Path | Config,
     data: str | Path,
     out: str | Path,
-    overrides: Sequence[str],
+    overrides: Overrides,
     resume: bool,
     init_from: str | Path | None,
     plugins: Sequence[str | Path],
 ) -> _Start:
     """Read and check all that a run begins with; nothing is written."""
     if isinstance(recipe, Config):
-        config = with_plugins(recipe, plugins)
+        config = with_overrides(with_plugins(recipe, plugins), overrides)
     else:
         config = load_config(recipe, overrides, plugins=plugins)
     store, run = Store.open(data), Path(out)

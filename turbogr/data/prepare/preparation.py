@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from turbogr.data.dataframes import is_table
 from turbogr.data.item_info import carry_item_info
 from turbogr.data.prepare import data_warnings
 from turbogr.data.prepare.data_warnings import DataWarning
@@ -33,9 +34,9 @@ _LONGEST_NAME = 200  # in bytes; common file systems end at 255
 
 
 def prepare(
-    source: str | Source,
-    paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
-    out: str | os.PathLike[str],
+    source: Any,
+    paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] | None = None,
+    out: str | os.PathLike[str] | None = None,
     *,
     user_column: str | None = None,
     item_column: str | None = None,
@@ -68,6 +69,9 @@ def prepare(
 ) -> Store:
     """Turn the log at `paths`, read as `source`, into a store at `out` and return it.
 
+    `source` is the name of a source such as "csv", or a pandas, polars or pyarrow table of events in memory, which has
+    no paths: `prepare(table, out)`.
+
     Options left at None take the source's published defaults; one that means nothing to the source is refused.
 
     Args:
@@ -92,7 +96,7 @@ def prepare(
         UserError: anything that the user can fix; nothing is left behind then.
     """
     load_plugins([os.fspath(plugin) for plugin in plugins])
-    kind = find_source(source) if isinstance(source, str) else source
+    kind, paths, out = _source_and_folders(source, paths, out)
     options = ReadOptions(
         user_column=_name(user_column),
         item_column=_name(item_column),
@@ -144,6 +148,26 @@ def prepare(
     if leak is not None:  # the source's usual split is expected to leak
         warnings.warn(leak, Note if split is None else DataWarning, stacklevel=2)
     return store
+
+
+def _source_and_folders(
+    source: Any, paths: Any, out: str | os.PathLike[str] | None
+) -> tuple[Source, Any, str | os.PathLike[str]]:
+    """Return the source, the paths it reads and the folder to write; a table has no paths."""
+    if is_table(source):
+        if out is not None and paths:
+            raise UserError("a table in memory has no paths; give the folder to write to alone")
+        out = paths if out is None else out
+        source, paths = table_source(source), ()
+    elif isinstance(source, str):
+        source = find_source(source)
+    elif not isinstance(source, Source):
+        raise UserError(
+            f"expected the name of a source or a pandas, polars or pyarrow table, got {type(source).__name__}"
+        )
+    if out is None:
+        raise UserError("there is no folder to write to; name it with --out")
+    return source, () if paths is None else paths, out
 
 
 def _item_table(items: Any, id_column: str | None, title_column: str | None, log_column: str) -> ItemTable | None:
