@@ -131,7 +131,9 @@ def test_every_command_adds_itself_with_help(name, capsys):
             ["prepare", "csv", "f", "--min-events", "5"],
             "unknown option '--min-events'. Did you mean '--min-user-events' or ",
         ),
-        (["prepare", "csv", "f", "--epochs", "5"], "unknown option '--epochs'. See turbogr prepare --help"),
+        (["prepare", "csv", "f", "--epochs", "5"], "unknown option '--epochs'. See turbogr prepare csv --help"),
+        (["prepare", "--epochs", "5"], "unknown option '--epochs'. See turbogr prepare --help"),
+        (["prepare", "csv", "f", "--seperator", ";"], "unknown option '--seperator'. Did you mean '--delimiter'?"),
     ],
 )
 def test_a_mistyped_command_line(command, capsys, arguments, sentence):

@@ -179,7 +179,8 @@ def _refuse_unknown_options(arguments: list[str], parser: _Parser) -> None:
         if re.fullmatch(r"--?[A-Za-z][\w-]*", name) and name not in known and not _is_short(name, known):
             following = arguments[place + 1 : place + 2]
             given = value if equals else "".join(text for text in following if not text.startswith("-"))
-            raise UserError(_unknown_option(name, given, parser))
+            source = arguments[0] if "source" in parser.positional_names() and not arguments[0].startswith("-") else ""
+            raise UserError(_unknown_option(name, given, parser, f"{parser.prog} {source}".rstrip()))
 
 
 def _is_short(name: str, known: list[str]) -> bool:
@@ -187,7 +188,9 @@ def _is_short(name: str, known: list[str]) -> bool:
     return not name.startswith("--") and name[:2] in known
 
 
-def _unknown_option(name: str, value: str, parser: _Parser) -> str:
+def _unknown_option(name: str, value: str, parser: _Parser, prog: str | None = None) -> str:
+    """Return the message; `prog` is the command whose help has the options, if it is not the parser's."""
+
     def settings(option: str) -> list[str]:
         from turbogr.config import meant_settings
 
@@ -196,7 +199,7 @@ def _unknown_option(name: str, value: str, parser: _Parser) -> str:
     hint = positional_hint(name, parser.positional_names()) or option_hint(
         name, value, parser.option_names(), settings if parser.takes_settings() else None, _commands_with
     )
-    return f"unknown option '{name}'.{hint} See {parser.prog} --help"
+    return f"unknown option '{name}'.{hint} See {prog or parser.prog} --help"
 
 
 def _commands_with(option: str) -> list[str]:

@@ -48,6 +48,7 @@ _COMMANDS = {
 """What other programs call a command."""
 
 _MOST_COMMANDS = 2
+_LONG = 7
 
 _Find = Callable[[str], Iterable[str]]
 
@@ -71,6 +72,9 @@ def option_hint(option: str, value: str, options: Sequence[str], settings: _Find
     alias = [known for known, names in _OPTIONS.items() if option in names.split() and known in options]
     if alias:
         return f" Did you mean {' or '.join(map(repr, alias))}?"
+    misspelt = [known for known, names in _OPTIONS.items() if known in options and _is_misspelt(option, names.split())]
+    if misspelt and not near:
+        return f" Did you mean {' or '.join(map(repr, misspelt))}?"
     meant = list(settings(option)) if settings is not None else []
     if meant:
         shown = " or ".join(f"--set {key}={_shown_value(option, key, value)}" for key in meant)
@@ -95,6 +99,11 @@ def positional_hint(option: str, positionals: Iterable[str]) -> str:
     word = {"config": "recipe"}.get(word, word)
     found = [name for name in positionals if name.lower() == word]
     return f" {found[0].upper()} is given without an option." if found else ""
+
+
+def _is_misspelt(option: str, names: Sequence[str]) -> bool:
+    """Whether an option is one of the long names but for a letter or two."""
+    return any(nearest_names(option, [name])[:1] and _is_typo(option, name) for name in names if len(name) > _LONG)
 
 
 def _is_typo(option: str, known: str) -> bool:
