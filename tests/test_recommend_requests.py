@@ -119,7 +119,7 @@ def test_times_of_a_table_come_in_many_forms(recommender: Recommender) -> None:
 def test_histories_without_times_get_typical_ones(recommender: Recommender) -> None:
     store, encoder = recommender.store, recommender.scorer.encoder  # type: ignore[attr-defined]
     newest = int(np.asarray(store.times).max())
-    assert TypicalTimes.of(store) == TypicalTimes(newest, 60)
+    assert TypicalTimes.of(store) == TypicalTimes(newest, tuple(60 * step for step in range(20)))
     timed = [("item-001", newest - 120), ("item-005", newest - 60), ("item-009", newest)]
     plain = ["item-001", "item-005", "item-009"]
     assert recommender.recommend([plain], k=5) == recommender.recommend([timed], k=5)
@@ -135,11 +135,24 @@ def test_histories_without_times_get_typical_ones(recommender: Recommender) -> N
 
 
 def test_typical_times_do_not_reach_from_user_to_user(tmp_path: Path) -> None:
-    times = [[0, 10, 20], [], [5_000], [1_000, 1_010, 9_000]]
-    store = write_store(tmp_path / "store", [[0, 1, 2], [], [1], [2, 1, 0]], 3, times=times)
-    assert TypicalTimes.of(store) == TypicalTimes(9_000, 10)
+    times = [[0, 10, 20], [], [5_000], [1_000, 1_010, 9_000], [0, 20, 40, 70]]
+    store = write_store(tmp_path / "store", [[0, 1, 2], [], [1], [2, 1, 0], [0, 1, 2, 0]], 3, times=times)
+    typical = TypicalTimes.of(store)
+    assert typical == TypicalTimes(9_000, (0, 30, 50, 70)), "medians of 10, 30, 7990; of 20, 50, 8000; and 70"
+    assert typical.before(1_000, 6).tolist() == [884, 907, 930, 950, 970, 1_000], "older ones go on evenly"
     single = write_store(tmp_path / "single", [[0], [1]], 3, times=[[4], [7]])
-    assert TypicalTimes.of(single) == TypicalTimes(7, 0)
+    assert TypicalTimes.of(single) == TypicalTimes(7, (0,))
+    assert TypicalTimes.of(single).before(7, 3).tolist() == [7, 7, 7]
+
+
+def test_typical_ages_never_fall_and_are_of_some_users_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    times = [[0, 900], [0, 800], [0, 1, 2]]
+    store = write_store(tmp_path / "store", [[0, 1], [1, 2], [2, 1, 0]], 3, times=times)
+    assert TypicalTimes.of(store).ages == (0, 800, 800)
+    monkeypatch.setattr("turbogr.data.histories._SAMPLED_EVENTS", 2)
+    assert TypicalTimes.of(store) == TypicalTimes(900, (0, 900))
+    monkeypatch.setattr("turbogr.data.histories._MOST_AGES", 1)
+    assert TypicalTimes.of(store).ages == (0,)
 
 
 def test_positions_need_no_times_in_tables_and_lists(tmp_path: Path) -> None:

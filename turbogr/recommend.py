@@ -5,8 +5,9 @@
     model.recommend([["tt0111161", "tt0068646"]], k=10)            # histories, with or without times
     model.recommend(events, k=10)                                  # a table of events, new users welcome
 
-The scores of a trained model are cosines between the user's and the items' vectors. A history without a known item gets
-the most popular items of the training events, with their share of these events as the score, and a warning.
+The scores of a trained model are cosines between the user's and the items' vectors. A run may deliver a simple method
+or a sum of several instead (`Recommender.delivered`), with scores of its own. A history without a known item gets the
+most popular items of the training events, with their share of these events as the score, and a warning.
 """
 
 from __future__ import annotations
@@ -172,7 +173,7 @@ class Recommender:
 
         A history is a list of items, oldest first, or of (item, time) pairs in any order; its user need not have been
         in training. Times are seconds since 1970, datetimes or ISO text (UTC unless they say otherwise). Without times
-        the last event is at the newest time of the training data and each earlier one a typical time before the next.
+        the last event is at the newest time of the training data, and earlier ones are as old as in a typical history.
 
         Raises:
             UserError: something cannot be read, is unknown, or a request lies before the history's last event.
@@ -306,8 +307,9 @@ class Recommender:
         at: Time | Sequence[Time] | None = None,
         unknown: Unknown | None = None,
     ) -> Vectors:
-        """Return the vectors of users or histories, given as in `recommend`; times an item's vector they are its score.
+        """Return the vectors of users or histories, given as in `recommend`, as the trained model computes them.
 
+        A user's vector times an item's is the model's score; `recommend` ranks by it where the model is delivered.
         Users without an event that the model knows have no vector and are left out, with a warning.
 
         Raises:
@@ -340,9 +342,14 @@ class Recommender:
         """
         return self._opened_run().folder.path
 
+    @property
+    def delivered(self) -> str | None:
+        """What it recommends with, chosen on validation: the model, a simple method, or a sum; None if unknown."""
+        return None if self._opened is None else self._opened.delivered
+
     @functools.cached_property
     def metrics(self) -> dict[str, float]:
-        """Metrics of the best checkpoint on the test items, as training measured them, else measured now."""
+        """Metrics of what is delivered on the test items, as training measured them, else measured now."""
         summary = read_summary(self.run) if self._opened_run().checkpoint.which == "best" else None
         return self.evaluate().metrics if summary is None else dict(summary["metrics"])
 

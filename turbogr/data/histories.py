@@ -1,7 +1,8 @@
 """Histories given by a caller: raw items and times in any usual form -> item rows and seconds.
 
 A history without times gets times that are typical of the training data (`TypicalTimes`), because models read the time
-between events: its last event is at the newest time of the data, and each event before it one typical gap earlier.
+between events: its last event is at the newest time of the data, and the event j before it is as much older as the
+median user's is.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ History = Sequence[Any]
 Unknown = Literal["warn", "skip", "raise"]
 
 _SAMPLED_EVENTS = 1 << 20
+_MOST_AGES = 1 << 10
 
 
 @dataclass(frozen=True)
@@ -38,28 +40,36 @@ class Histories:
 
 @dataclass(frozen=True)
 class TypicalTimes:
-    """The newest time of a store, and the median time between two events of a user, both in seconds."""
+    """The newest time of a store, and how much older than a user's last event the one j before it is, by j, in seconds.
+
+    `ages` are medians over users. They show what a model expects: most events are of the same session as the last one,
+    and then there is a break. Equal gaps would show neither.
+    """
 
     newest: int
-    gap: int
+    ages: tuple[int, ...]
 
     @classmethod
     def of(cls, store: Store) -> TypicalTimes:
-        """Read the newest time of all users, and the gaps of the first users, about a million events."""
+        """Read the newest time of all users, and the ages of the events of the first users, about a million events."""
         ends = np.asarray(store.offsets[1:])
-        ends = ends[np.diff(store.offsets) > 0]
-        newest = int(np.asarray(store.times[ends - 1]).max(initial=0))
+        newest = int(np.asarray(store.times[ends[np.diff(store.offsets) > 0] - 1]).max(initial=0))
         num_users = max(1, int(np.searchsorted(store.offsets, _SAMPLED_EVENTS, side="right")) - 1)
-        offsets = np.asarray(store.offsets[: num_users + 1])
-        times = np.asarray(store.times[: offsets[-1]])
-        within = np.ones(max(len(times) - 1, 0), bool)
-        within[offsets[(offsets > 0) & (offsets < len(times))] - 1] = False
-        gaps = np.diff(times)[within]
-        return cls(newest, int(np.median(gaps)) if len(gaps) else 0)
+        starts, ends = (np.asarray(store.offsets[first : first + num_users]) for first in (0, 1))
+        ages = [0]
+        while len(ages) < _MOST_AGES and (ends - starts > len(ages)).any():
+            longer = ends[ends - starts > len(ages)]
+            age = np.median(np.asarray(store.times[longer - 1]) - np.asarray(store.times[longer - 1 - len(ages)]))
+            ages.append(max(ages[-1], int(age)))  # where few users are left, the median may fall
+        return cls(newest, tuple(ages))
 
     def before(self, end: int, length: int) -> Int64Array:
-        """Return the times of `length` events, the last at `end`."""
-        return np.maximum(end - self.gap * np.arange(length - 1, -1, -1, dtype=np.int64), 0)
+        """Return the times of `length` events, the last at `end`; beyond the known ages they grow evenly."""
+        steps = np.arange(length - 1, -1, -1, dtype=np.int64)
+        known = len(self.ages) - 1
+        beyond = np.maximum(steps - known, 0) * (self.ages[-1] // max(1, known))
+        ages: Int64Array = np.array(self.ages, np.int64)[np.minimum(steps, known)] + beyond
+        return np.maximum(end - ages, 0)
 
 
 def read_histories(
@@ -90,7 +100,7 @@ def read_histories(
     requests = request_times(at, len(raw_items))
     usual: TypicalTimes | None = None
     if any(times is None for times in raw_times):
-        usual = TypicalTimes(0, 1) if positions else (typical or (lambda: TypicalTimes.of(store)))()
+        usual = TypicalTimes(0, (0,)) if positions else (typical or (lambda: TypicalTimes.of(store)))()
     all_times = [
         _times_of(times, len(items), None if requests is None else requests[number], usual, positions)
         for number, (items, times) in enumerate(zip(raw_items, raw_times, strict=True))
