@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,20 +99,20 @@ class Delivered:
         except (OSError, ValueError):
             raise _damaged(run) from None
         try:
-            return _checked(cls._of(record), run)
+            delivered = cls._of(record)
         except (KeyError, TypeError, ValueError, AttributeError):
             raise _damaged(run) from None
+        return _checked(delivered, run)
 
     @classmethod
     def _of(cls, record: dict[str, Any]) -> Delivered:
         components = tuple(
-            Component(str(part["name"]), float(part["weight"]), float(part["share"]), dict(part["settings"]))
+            Component(str(part["name"]), float(part["weight"]), float(part["share"]), _numbers(part["settings"]))
             for part in record["components"]
         )
-        if not components:
+        if not components or not all(math.isfinite(component.weight) for component in components):
             raise ValueError("nothing is delivered")
-        values = {str(name): float(value) for name, value in record["values"].items()}
-        return cls(str(record["label"]), components, values, str(record["chosen_on"]))
+        return cls(str(record["label"]), components, _numbers(record["values"]), str(record["chosen_on"]))
 
 
 def choose_delivered(
@@ -193,12 +194,20 @@ def _summed(scorers: list[Scorer], weights: list[float]) -> Scorer:
 
 def _checked(delivered: Delivered, run: Path) -> Delivered:
     for component in delivered.components:
-        if component.name != MODEL and component.name not in METHODS:
+        if component.name == MODEL:
+            continue
+        if component.name not in METHODS:
             raise UserError(
                 f"{run / DELIVERED} names the method '{component.name}', which this turbogr does not have; it has "
                 f"{', '.join(METHODS)}. Use the release that wrote the run, or train again"
             )
+        if component.settings.keys() != METHODS[component.name].choices(1).keys():
+            raise _damaged(run)
     return delivered
+
+
+def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    return {str(name): float(value) for name, value in values.items()}
 
 
 def _damaged(run: Path) -> UserError:

@@ -11,13 +11,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from turbogr.simple.dense_inverse import invert_in_place
 from turbogr.simple.item_to_item import TIE_BREAK, FloatArray, ItemToItem
-from turbogr.simple.simple_method import LogFacts, SimpleMethod, Stop
+from turbogr.simple.simple_method import LogFacts, SimpleMethod, Stop, stop_if_asked
 from turbogr.simple.training_events import TrainingEvents
 
 MAX_ITEMS = 16384
+_CHUNK_ITEMS = 1024
 _POPULARITY_WEIGHTS = (TIE_BREAK, 0.02, 0.1)
 
 
@@ -66,10 +68,21 @@ def _penalties(num_items: int) -> tuple[float, ...]:
 
 
 def _fit(events: TrainingEvents, l2: float, should_stop: Stop | None) -> FloatArray:
-    gram = torch.from_numpy((events.matrix.T @ events.matrix).toarray())
+    gram = _gram(events, should_stop)
     gram.diagonal().add_(l2)
     inverse = invert_in_place(gram, should_stop)
     inverse.div_(-inverse.diagonal().clone())
     found: FloatArray = inverse.numpy()
     np.fill_diagonal(found, 0.0)
     return found
+
+
+def _gram(events: TrainingEvents, should_stop: Stop | None) -> Tensor:
+    """Return X^T X [V, V], some rows at a time: as a sparse matrix it would take three times the memory."""
+    gram = torch.empty(events.num_items, events.num_items)
+    items_users = events.matrix.T.tocsr()
+    for first in range(0, events.num_items, _CHUNK_ITEMS):
+        stop_if_asked(should_stop, "EASE was fitted")
+        rows = items_users[first : first + _CHUNK_ITEMS] @ events.matrix
+        gram[first : first + _CHUNK_ITEMS] = torch.from_numpy(rows.toarray())
+    return gram

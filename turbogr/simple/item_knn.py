@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
-from turbogr.evaluation.job_pool import Interrupted
 from turbogr.simple.item_to_item import TIE_BREAK, ItemToItem, keep_largest
-from turbogr.simple.simple_method import LogFacts, SimpleMethod, Stop
+from turbogr.simple.simple_method import LogFacts, SimpleMethod, Stop, stop_if_asked
 from turbogr.simple.training_events import TrainingEvents
 
 MAX_EVENTS = 20_000_000
 MAX_PAIRS = 200_000_000  # pairs of items of a user, over all users
+LEAST_ITEMS = 16  # newest events of a user that count however many pairs there are
 NEIGHBOURS = 500
 _CHUNK_ITEMS = 2048
 _SHRINKAGES = (10.0, 100.0)
@@ -52,8 +52,7 @@ def _fit(events: TrainingEvents, shrinkage: float, should_stop: Stop | None) -> 
     num_users = np.asarray(users_items.sum(axis=0)).ravel()
     parts = []
     for first in range(0, events.num_items, _CHUNK_ITEMS):
-        if should_stop is not None and should_stop():
-            raise Interrupted("interrupted while item neighbours were counted")
+        stop_if_asked(should_stop, "item neighbours were counted")
         both = (items_users[first : first + _CHUNK_ITEMS] @ users_items).tocoo()
         item, other = both.row + first, both.col
         similarity = both.data / (np.sqrt(num_users[item] * num_users[other]) + np.float32(shrinkage))
@@ -68,4 +67,4 @@ def _most_items(events: TrainingEvents) -> int | None:
     lengths = np.bincount(events.users, minlength=events.num_users)
     if (lengths.astype(np.float64) ** 2).sum() <= MAX_PAIRS:
         return None
-    return max(16, math.isqrt(MAX_PAIRS // max(1, int((lengths > 0).sum()))))
+    return max(LEAST_ITEMS, math.isqrt(MAX_PAIRS // max(1, int((lengths > 0).sum()))))

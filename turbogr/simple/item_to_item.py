@@ -97,12 +97,22 @@ def _newest_of_repeats(keys: Int64Array) -> Int64Array:
 def keep_largest(matrix: sparse.csr_array, most: int) -> sparse.csr_array:
     """Return a matrix with the `most` largest values of every row; of equal values the smaller column stays."""
     lengths = np.diff(matrix.indptr)
-    if not len(lengths) or lengths.max() <= most:
+    long = np.flatnonzero(lengths > most)
+    if not len(long):
         return matrix
-    row = np.repeat(np.arange(len(lengths)), lengths)
-    order = np.lexsort((matrix.indices, -matrix.data, row))
-    place = np.arange(len(order)) - matrix.indptr[:-1].repeat(lengths)
-    kept = np.sort(order[place < most])
+    kept = np.ones(len(matrix.data), bool)
+    for row in long:
+        entries = slice(matrix.indptr[row], matrix.indptr[row + 1])
+        kept[entries] = _is_largest(matrix.data[entries], matrix.indices[entries], most)
     return sparse.csr_array(
         (matrix.data[kept], matrix.indices[kept], offsets_of(np.minimum(lengths, most))), shape=matrix.shape
     )
+
+
+def _is_largest(values: FloatArray, columns: NDArray[Any], most: int) -> NDArray[np.bool_]:
+    """Return which of more than `most` values are the `most` largest; of equal values those of smaller columns."""
+    least = np.partition(values, len(values) - most)[len(values) - most]
+    largest: NDArray[np.bool_] = values > least
+    equal = np.flatnonzero(values == least)
+    largest[equal[np.argsort(columns[equal])][: most - int(largest.sum())]] = True
+    return largest

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -19,7 +20,10 @@ from turbogr.simple.validation import Validation, criterion
 
 @dataclass(frozen=True)
 class ChosenMethod:
-    """A fitted method with the settings that were best on the validation items, and the criterion's `value` there."""
+    """A fitted method with the settings that were best on the validation items, and the criterion's `value` there.
+
+    The value is NaN where there was nothing to choose on.
+    """
 
     method: SimpleMethod
     settings: Settings
@@ -47,7 +51,8 @@ def choose_methods(
     """Fit simple methods on the training events, each with the settings that are best on the validation items.
 
     `names` are the methods to fit (None: all). Where the split has no validation items, the last training item of each
-    user takes their place, and the chosen settings are then fitted on all training events.
+    user takes their place, and the chosen settings are then fitted on all training events. Where no user has two
+    training items either, the usual settings are taken.
 
     Raises:
         Interrupted: `should_stop` returned True.
@@ -59,30 +64,43 @@ def choose_methods(
     fitted = [method for method in wanted if method.name not in refused]
     has_validation = bool((split.valid >= 0).any())
     inner = split if has_validation else hold_out_last(store, split)
-    found: dict[str, ChosenMethod] = {}
-    if fitted:
-        validation = Validation.of(store, inner, seen_out=seen_out, should_stop=should_stop)
-        events = TrainingEvents.of(store, inner)
-        found = {method.name: _search(method, events, validation) for method in fitted}
-    if found and not has_validation:
+    can_choose = bool((inner.valid >= 0).any())
+    if not fitted:
+        return Selection({}, refused, _chosen_on(has_validation, can_choose))
+    validation = Validation.of(store, inner, seen_out=seen_out, should_stop=should_stop) if can_choose else None
+    events = TrainingEvents.of(store, inner)
+    found = {method.name: _search(method, events, validation, should_stop) for method in fitted}
+    if not has_validation:
         events = TrainingEvents.of(store, split)
         for name, chosen in found.items():
             scorer = chosen.method.fit(events, chosen.settings, should_stop)
             found[name] = dataclasses.replace(chosen, scorer=scorer)
-    return Selection(found, refused, "the validation items" if has_validation else "the last training items")
+    return Selection(found, refused, _chosen_on(has_validation, can_choose))
 
 
-def _search(method: SimpleMethod, events: TrainingEvents, validation: Validation) -> ChosenMethod:
-    """Choose one setting after the other, the others as they are best so far."""
+def _chosen_on(has_validation: bool, can_choose: bool) -> str:
+    if has_validation:
+        return "the validation items"
+    return "the last training items" if can_choose else "nothing: no user has two training items"
+
+
+def _search(
+    method: SimpleMethod,
+    events: TrainingEvents,
+    validation: Validation | None,
+    should_stop: Callable[[], bool] | None = None,
+) -> ChosenMethod:
+    """Choose one setting after the other, the others as they are best so far; without validation, the first of each."""
     choices = method.choices(events.num_items)
 
     def measured(settings: Settings) -> ChosenMethod:
-        scorer = method.fit(events, settings, validation.should_stop)
-        return ChosenMethod(method, settings, scorer, criterion(validation.positions(scorer)))
+        scorer = method.fit(events, settings, should_stop)
+        value = math.nan if validation is None else criterion(validation.positions(scorer))
+        return ChosenMethod(method, settings, scorer, value)
 
     best = measured({name: values[0] for name, values in choices.items()})
     for name, values in choices.items():
-        for value in values[1:]:
+        for value in values[1:] if validation is not None else ():
             tried = measured({**best.settings, name: value})
             if tried.value > best.value:
                 best = tried

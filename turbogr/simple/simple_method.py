@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from turbogr.evaluation.baseline_titles import TITLES
+from turbogr.evaluation.job_pool import Interrupted
 from turbogr.evaluation.scorer import Scorer
 from turbogr.simple.training_events import TrainingEvents
 
@@ -53,3 +54,9 @@ class SimpleMethod(ABC):
         Raises:
             Interrupted: `should_stop` returned True.
         """
+
+
+def stop_if_asked(should_stop: Stop | None, work: str) -> None:
+    """Raise Interrupted if `should_stop` returns True; `work` ends the sentence."""
+    if should_stop is not None and should_stop():
+        raise Interrupted(f"interrupted while {work}")

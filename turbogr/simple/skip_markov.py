@@ -9,7 +9,7 @@ import numpy as np
 from scipy import sparse
 
 from turbogr.simple.item_to_item import ItemToItem
-from turbogr.simple.simple_method import LogFacts, SimpleMethod, Stop
+from turbogr.simple.simple_method import LogFacts, SimpleMethod, Stop, stop_if_asked
 from turbogr.simple.training_events import TrainingEvents
 
 MAX_EVENTS = 20_000_000
@@ -39,15 +39,16 @@ class SkipMarkov(SimpleMethod):
         return {"decay": _DECAYS, "virtual": _VIRTUAL, "backward": _BACKWARD}
 
     def fit(self, events: TrainingEvents, settings: Mapping[str, Any], should_stop: Stop | None = None) -> ItemToItem:
-        counts = events.remember("skip-markov", lambda: _count(events))
+        counts = events.remember("skip-markov", lambda: _count(events, should_stop))
         return _scorer(events, counts, settings)
 
 
-def _count(events: TrainingEvents) -> sparse.csr_array:
+def _count(events: TrainingEvents, should_stop: Stop | None) -> sparse.csr_array:
     """Return c(i, j) forward, [V, V]."""
     shape = (events.num_items, events.num_items)
     total = sparse.csr_array(shape, dtype=np.float32)
     for distance in range(1, min(WINDOW, len(events) - 1) + 1):
+        stop_if_asked(should_stop, "transitions were counted")
         same = events.users[:-distance] == events.users[distance:]
         pairs = (events.items[:-distance][same], events.items[distance:][same])
         weights = np.full(len(pairs[0]), _DISTANCE_DECAY ** (distance - 1), np.float32)

@@ -17,7 +17,7 @@ from turbogr.data.vocabulary import Int64Array
 
 Fitted = TypeVar("Fitted")
 
-_MOST_REMEMBERED = 2  # a matrix of EASE takes up to a gigabyte
+_SMALL_CATALOGUE = 6000  # items; a larger one's matrix of EASE takes up to a gigabyte
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class TrainingEvents:
     def remember(self, key: Hashable, make: Callable[[], Fitted]) -> Fitted:
         """Return what `make` makes, or what it made for the same key lately: settings often share a costly part."""
         if key not in self._remembered:
-            while len(self._remembered) >= _MOST_REMEMBERED:
+            while len(self._remembered) >= (4 if self.num_items <= _SMALL_CATALOGUE else 2):
                 self._remembered.pop(next(iter(self._remembered)))
             self._remembered[key] = make()
         fitted: Fitted = self._remembered[key]

@@ -71,8 +71,15 @@ class Validation:
 
     def spread(self, scorer: Scorer) -> float:
         """Return the standard deviation of the scores of a user's items, averaged over some users."""
-        scores = dense(scorer.score(self._histories(slice(0, min(64, len(self.held_out)))), lambda _: None))
-        return float(scores.double().std(dim=1).mean())
+
+        def work(chosen: slice, step: Step) -> float:
+            scores = dense(scorer.score(self._histories(chosen), step))
+            return float(scores.double().std(dim=1).mean())
+
+        # As a job it runs on one thread, so that the digits do not depend on the number of threads.
+        jobs = batches_of(min(TILE, len(self.held_out)), TILE)
+        (found,) = run_jobs(work, jobs, num_workers=1, should_stop=self.should_stop)
+        return found
 
     def _histories(self, chosen: slice) -> StoreHistories:
         return StoreHistories(self.store, self.held_out.users[chosen], self.held_out.events[chosen])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -45,7 +46,7 @@ class _SummedScores:
     def __init__(self, parts: Sequence[Scores], weights: Sequence[float]) -> None:
         first = parts[0]
         self.num_queries, self.num_items = first.num_queries, first.num_items
-        self.device, self.dtype = first.device, torch.promote_types(first.dtype, parts[-1].dtype)
+        self.device, self.dtype = first.device, functools.reduce(torch.promote_types, [part.dtype for part in parts])
         self._parts, self._weights = parts, weights
 
     def of(self, tile: int, start: int, stop: int) -> Tensor:
