@@ -82,7 +82,7 @@ def flat_config(config: Config) -> dict[str, Any]:
             settings[prefix] = node
 
     tree = dataclasses.asdict(config)
-    options = tree.pop("options")
+    options, _ = tree.pop("options"), tree.pop("given")
     add("", {**tree, **options})
     return settings
 
@@ -118,7 +118,8 @@ def with_overrides(config: Config, overrides: Overrides) -> Config:
     for text in texts:
         _check_override(text)
         _apply_override(tree, text)
-    return _checked(tree, "the overrides")
+    keys = tuple(current_key(text.partition("=")[0].strip()) for text in texts)
+    return dataclasses.replace(_checked(tree, "the overrides"), given=(*config.given, *keys))
 
 
 def with_options(config: Config) -> Config:
@@ -146,7 +147,13 @@ def parse_config(tree: Mapping[str, Any], where: str) -> Config:
         if key not in sections:
             raise _unknown_key(key, sections, where)
     options = {key: convert(cls, rest.get(key), f"{where}: {key}", where) for key, cls in sections.items()}
-    return dataclasses.replace(config, options=options)
+    return dataclasses.replace(config, options=options, given=_given_keys(tree))
+
+
+def _given_keys(tree: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the settings that a tree has, as `section.key`."""
+    sections = [(name, keys) for name, keys in tree.items() if isinstance(keys, Mapping)]
+    return tuple(f"{name}.{key}" for name, keys in sections for key in keys)
 
 
 def _checked(tree: Mapping[str, Any], where: str) -> Config:
@@ -303,5 +310,5 @@ def _called(recorded: Sequence[Any]) -> list[tuple[str, str]]:
 
 def _tree_of(config: Config) -> dict[str, Any]:
     tree = dataclasses.asdict(config)
-    options = tree.pop("options")
+    options, _ = tree.pop("options"), tree.pop("given")
     return dict(plain({**tree, **options}))

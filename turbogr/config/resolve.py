@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
+from turbogr.config.from_data import DataSize, fill_from_data
 from turbogr.config.load import with_options
 from turbogr.config.schema import Config
 from turbogr.errors import UserError
@@ -18,6 +19,7 @@ def resolve(
     num_sequences: int,
     typical_length: int,
     longest_length: int,
+    num_events: int = 0,
     filter_seen: bool = True,
 ) -> Config:
     """Fill in everything that follows from the data.
@@ -25,9 +27,10 @@ def resolve(
     `typical_length` is a high quantile of the users' history lengths: the model's max_len is the next power of two,
     between 16 and 512, and no longer than the longest history. The width grows with the catalogue: 64 up to 100,000
     items, then 128. A batch is 128 sequences, or fewer where an epoch would have less than 40 batches, down to 16.
-    `filter_seen` is whether seen items are left out of the candidates where the config does not say so.
+    `num_events` are those that train. `filter_seen` is whether seen items are left out of the candidates where the
+    config does not say so.
     """
-    config = with_options(config)
+    config = fill_from_data(with_options(config), DataSize(num_items, num_sequences, num_events))
     model = config.model.with_preset()
     assert model.num_heads is not None
     max_len = model.max_len

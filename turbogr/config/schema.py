@@ -418,7 +418,8 @@ class Config:
 
     `plugins` are modules, or files relative to the recipe, that register components. `tables` and `features` go by
     names of the user's choice. `options` are the sections of chosen components, by their names; in a recipe they stand
-    at top level.
+    at top level. With `defaults: from-data`, dropout, loss, negatives and temperature follow from the size of the data
+    unless they are given; `given` are the keys that a recipe or an override has.
     """
 
     plugins: tuple[str, ...] = ()
@@ -434,7 +435,9 @@ class Config:
     train: TrainConfig = field(default_factory=TrainConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     pipeline: PipelineConfig = field(default_factory=PipelineConfig)
+    defaults: Literal["fixed", "from-data"] = "fixed"
     options: dict[str, Any] = field(default_factory=dict, metadata={"derived": True})
+    given: tuple[str, ...] = field(default=(), compare=False, repr=False, metadata={"derived": True})
 
     def chosen(self) -> list[tuple[str, str]]:
         """Return the components that this config chooses, as (kind, name)."""

@@ -338,6 +338,7 @@ def resolve_against(config: Config, store: Store, repeats: Repeats | None = None
         num_sequences=num_sequences,
         typical_length=int(np.quantile(inputs, 0.9)),
         longest_length=int(inputs.max()),
+        num_events=int(inputs.sum()),
         filter_seen=True if repeats is None else repeats.filter_seen,
     )
 
