@@ -538,3 +538,11 @@ def test_mistakes_in_files_of_histories_and_items(trained: Path, tmp_path: Path,
         out = str(tmp_path / "lists.csv")
         assert cli.main(["recommend", str(trained), "--out", out, option, str(tmp_path / name), *more]) == 2
         assert message in capsys.readouterr().err, option
+
+
+@pytest.mark.parametrize("option", ["--include-seen", "--exclude-seen"])
+def test_ranks_are_started_with_the_same_protocol(trained: Path, monkeypatch: pytest.MonkeyPatch, option: str) -> None:
+    started: list[list[str]] = []
+    monkeypatch.setattr("turbogr.parallel.launch.launch", lambda command, ranks: started.append(command) or 0)
+    assert cli.main(["evaluate", str(trained), "--ranks", "2", option]) == 0
+    assert [part for part in started[0] if part.endswith("-seen")] == [option]
