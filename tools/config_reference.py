@@ -33,7 +33,7 @@ _TOP = """## plugins, task
 at top level, beside the sections.
 """
 
-_WITH_SECTIONS = ("task", "block", "mask", "loss", "sampler", "metric")
+_WITH_SECTIONS = ("task", "block", "method", "mask", "loss", "sampler", "metric")
 
 _OPTIONS = """## Sections of components
 

@@ -40,6 +40,7 @@ ENTRY_POINTS = "turbogr.plugins"
 
 CHOSEN_BY = {
     "block": "model.name",
+    "method": "model.name",
     "mask": "model.mask",
     "loss": "loss.name",
     "sampler": "loss.sampler",
@@ -61,6 +62,7 @@ RESERVED = (
     "tables",
     "features",
     "evaluate",
+    "deliver",
     "train",
     "parallel",
     "pipeline",
@@ -74,6 +76,15 @@ _BUILT_IN: dict[str, dict[str, str]] = {
         "fuxi-alpha": "turbogr.layers.fuxi",
         "fuxi-beta": "turbogr.layers.fuxi",
         "fuxi-gamma": "turbogr.layers.fuxi",
+    },
+    "method": {
+        "popularity": "turbogr.simple.methods",
+        "recent-items": "turbogr.simple.methods",
+        "item-knn": "turbogr.simple.methods",
+        "session-knn": "turbogr.simple.methods",
+        "skip-markov": "turbogr.simple.methods",
+        "ease": "turbogr.simple.methods",
+        "ease-recency": "turbogr.simple.methods",
     },
     "mask": {"causal": "turbogr.layers.attention_masks", "window": "turbogr.layers.attention_masks"},
     "loss": {
@@ -107,7 +118,15 @@ _BUILT_IN: dict[str, dict[str, str]] = {
 }
 """Modules of the built-in components by kind and name, in the order in which they are listed."""
 
-_BUILT_IN_SECTIONS = frozenset({("mask", "window"), ("loss", "gbce"), ("source", "synthetic"), ("source", "kuairand")})
+_BUILT_IN_SECTIONS = frozenset(
+    {
+        *(("method", name) for name in _BUILT_IN["method"] if name != "popularity"),
+        ("mask", "window"),
+        ("loss", "gbce"),
+        ("source", "synthetic"),
+        ("source", "kuairand"),
+    }
+)
 """The built-in components with a section of their own; those of the others are known without importing them."""
 
 
@@ -184,6 +203,10 @@ def register(kind: str, name: str, *, config: type | None = None, operator: str 
 
     def add(factory: _T) -> _T:
         origin = _origin(module, file)
+        if kind == "method" and origin != "turbogr":
+            raise UserError(
+                f"the method '{name}' of {origin} cannot be added: simple methods are those of this package"
+            )
         taken = _components.get((kind, name, operator))
         taken_by = taken.origin if taken else "turbogr" if name in _BUILT_IN[kind] and operator is None else None
         if taken_by not in (None, origin) and not (taken and file is not None and taken.file == file):
@@ -220,6 +243,7 @@ def check_name(kind: str, name: str, key: str | None = None) -> None:
         return
     known = names(kind)
     if name not in known:
+        known = [*known, *names("method")] if kind == "block" else known
         known = ["auto", *known] if kind == "backend" else known
         hint = did_you_mean(name, known)
         said = f"{key or CHOSEN_BY[kind]} is '{name}'; choose from {', '.join(known) or 'none'}.{hint}"

@@ -62,7 +62,7 @@ def load(
 ) -> Recommender:
     """Load a trained run to recommend from; see `open_run` for the arguments and what it raises."""
     opened = open_run(run, data=data, which=which, plugins=plugins)
-    model = ModelScorer(opened.encoder, opened.max_len)
+    model = None if opened.config.method is not None else ModelScorer(opened.encoder, opened.max_len)
     return Recommender(
         opened.recommender,
         opened.store,

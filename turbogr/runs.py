@@ -254,6 +254,10 @@ class ChosenCheckpoint:
     which: Which
 
 
+FITTED = ChosenCheckpoint(0, None, "best")
+"""What stands for the checkpoint of a run that fits a simple method and has none."""
+
+
 @dataclass(frozen=True)
 class TrainedModel:
     """The task of one checkpoint, with its model and its tables by name, on the CPU, without gradients."""
@@ -361,6 +365,8 @@ def _load(folder: RunFolder, which: Which) -> TrainedModel:
     from turbogr.tasks.task import DataFacts
 
     config = folder.config()
+    if config.method is not None:
+        return _load_method(folder, config)
     checkpoints = Checkpoints(folder.path)
     best = checkpoints.best() if which == "best" else None
     step = checkpoints.newest() if best is None else best
@@ -373,6 +379,21 @@ def _load(folder: RunFolder, which: Which) -> TrainedModel:
     task.model.eval().requires_grad_(False)
     epoch = progress.loader["epoch"] if best is None else progress.best_epoch
     return TrainedModel(folder, config, ChosenCheckpoint(step, epoch, "last" if best is None else "best"), task, tables)
+
+
+def _load_method(folder: RunFolder, config: Config) -> TrainedModel:
+    """Open a run of a simple method, which is fitted when it is first used."""
+    from turbogr.simple.method_settings import unset_settings
+    from turbogr.tasks import make_task
+    from turbogr.tasks.task import DataFacts
+
+    unset = unset_settings(config.model.name, config.options)
+    if unset:
+        raise UserError(
+            f"{folder.path} is not fitted yet: {', '.join(unset)} of {config.method} are not chosen; finish it with "
+            "`turbogr train ... --resume`"
+        )
+    return TrainedModel(folder, config, FITTED, make_task(config, DataFacts(folder.num_items())), {})
 
 
 def _last_attempt(records: Iterable[Record], kind: str) -> list[Record]:

@@ -75,10 +75,12 @@ def run(args: argparse.Namespace) -> int:
         ranks = launched_ranks()
         again = [*_command(args), "--resume", *([] if ranks is None else ["--ranks", str(ranks)])]
         command = shlex.join(["turbogr", *again])
-        print(f"interrupted; step {result.step} is saved. Continue with: {command}", file=sys.stderr)
+        saved = f"step {result.step} is saved" if result.step else "nothing is lost but time"
+        print(f"interrupted; {saved}. Continue with: {command}", file=sys.stderr)
         return 128 + (result.signal or 0)
     best = "" if result.best_value is None else f"; best {result.best_value:.4f} at step {result.best_step}"
-    print(f"{result.status} after {result.step} steps{best}. Next: turbogr evaluate {shlex.quote(args.out)}")
+    how = f"{result.status} after {result.step} steps{best}" if result.step else "fitted"
+    print(f"{how}. Next: turbogr evaluate {shlex.quote(args.out)}")
     return 0
 
 

@@ -14,6 +14,7 @@ from turbogr.config.load import (
 from turbogr.config.override_texts import Overrides, override_texts
 from turbogr.config.recipe_lookup import find_recipe, recipe_file, recipe_names, recipe_summary
 from turbogr.config.resolve import resolve
+from turbogr.config.resolve_method import ignored_settings, resolve_method
 from turbogr.config.schema import (
     HARD_DELAY,
     MAX_TIME_BUCKETS,
@@ -54,6 +55,7 @@ __all__ = [
     "dump_config",
     "find_recipe",
     "flat_config",
+    "ignored_settings",
     "load_config",
     "load_run_config",
     "meant_settings",
@@ -65,6 +67,7 @@ __all__ = [
     "recipe_names",
     "recipe_summary",
     "resolve",
+    "resolve_method",
     "with_options",
     "with_overrides",
     "with_plugins",

@@ -175,6 +175,8 @@ def _read_tree(path: Path, overrides: Sequence[str], *, note_renamed: bool) -> d
     tree = as_mapping({} if raw is None else raw, str(path))
     if tree.get("parallel") == "auto":
         tree["parallel"] = {}
+    if isinstance(tree.get("model"), str):
+        tree["model"] = {"name": tree["model"]}
     renamed = _rename_keys(tree, str(path))
     for override in overrides:
         renamed += _apply_override(tree, override)

@@ -13,6 +13,8 @@ from turbogr.errors import Note, UserError, nearest_names
 from turbogr.plugins import built_in_names
 
 FOLDER = Path(__file__).parents[1] / "recipes"
+SIMPLE = "simple"
+"""Folder of the recipes of simple methods, which go by their own names too: `ease` is `simple/ease`."""
 _LISTING = "`turbogr recipes` lists the names."
 
 
@@ -36,6 +38,8 @@ def recipe_file(name: str) -> Path:
 def find_recipe(given: str | os.PathLike[str]) -> Path:
     """Return the file of a recipe: the file that `given` is the path of, else the installed recipe of that name.
 
+    The recipe of a simple method goes by the method's name: `ease`.
+
     A path `recipes/NAME.yaml`, as in a clone of the repository, means the installed recipe NAME where there is no
     folder `recipes`; a note says so. In any other path a name is only suggested: the file may be a changed copy.
 
@@ -44,8 +48,9 @@ def find_recipe(given: str | os.PathLike[str]) -> Path:
     """
     path, text = Path(given), os.fspath(given)
     names = recipe_names()
-    if text in names and not path.is_file():
-        return recipe_file(text)
+    for name in (text, f"{SIMPLE}/{text}"):
+        if name in names and not path.is_file():
+            return recipe_file(name)
     if path.exists() and not path.is_dir():
         return path
     if path.is_dir():

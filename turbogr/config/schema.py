@@ -50,6 +50,8 @@ class ModelConfig:
     from the preset, if there is one, else from the data (dim, max_len), dim / num_heads (qk_dim, v_dim) or a default:
     2 blocks, 1 head, 128 time buckets.
 
+    `name` may also be a simple method, such as `ease` (`model: ease` for short), which has none of these settings.
+
     `max_distance` distances (unset: max_len) have weights of their own; longer ones share the longest's. The
     feed-forward part of SASRec and FuXi is `ffn_multiplier` · dim wide.
     """
@@ -439,6 +441,12 @@ class Config:
     options: dict[str, Any] = field(default_factory=dict, metadata={"derived": True})
     given: tuple[str, ...] = field(default=(), compare=False, repr=False, metadata={"derived": True})
 
+    @property
+    def method(self) -> str | None:
+        """The simple method that `model.name` names; None where it names the block of a network."""
+        name = self.model.name
+        return name if name in registry.built_in_names("method") else None
+
     def chosen(self) -> list[tuple[str, str]]:
         """Return the components that this config chooses, as (kind, name)."""
         return [(kind, name) for kind, _, name in self._choices()]
@@ -470,7 +478,7 @@ class Config:
         """The components by kind, the setting that chooses it, and name."""
         single = [
             ("task", "task", self.task),
-            ("block", "model.name", self.model.name),
+            ("block" if self.method is None else "method", "model.name", self.model.name),
             ("mask", "model.mask", self.model.mask),
             ("loss", "loss.name", self.loss.name),
             ("sampler", "loss.sampler", self.loss.sampler),

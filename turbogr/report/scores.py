@@ -137,7 +137,7 @@ def model_title(run: RunData) -> str:
     name = str(run.part("model").get("name") or run.setting("model", "name") or "model")
     if title := run.part("model").get("title"):
         return str(title)
-    return plugins.find("block", name).title if name in plugins.built_in_names("block") else name
+    return plugins.find("block", name).title if name in plugins.built_in_names("block") else TITLES.get(name, name)
 
 
 def system_title(run: RunData, system: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,13 +46,14 @@ def choose_methods(
     *,
     seen_out: bool,
     names: Iterable[str] | None = None,
+    fixed: Mapping[str, Settings] | None = None,
     should_stop: Callable[[], bool] | None = None,
 ) -> Selection:
     """Fit simple methods on the training events, each with the settings that are best on the validation items.
 
-    `names` are the methods to fit (None: all). Where the split has no validation items, the last training item of each
-    user takes their place, and the chosen settings are then fitted on all training events. Where no user has two
-    training items either, the usual settings are taken.
+    `names` are the methods to fit (None: all). `fixed` are settings by method that are given and not chosen. Where the
+    split has no validation items, the last training item of each user takes their place, and the chosen settings are
+    then fitted on all training events. Where no user has two training items either, the usual settings are taken.
 
     Raises:
         Interrupted: `should_stop` returned True.
@@ -69,7 +70,7 @@ def choose_methods(
         return Selection({}, refused, _chosen_on(has_validation, can_choose))
     validation = Validation.of(store, inner, seen_out=seen_out, should_stop=should_stop) if can_choose else None
     events = TrainingEvents.of(store, inner)
-    found = {method.name: _search(method, events, validation, should_stop) for method in fitted}
+    found = {m.name: _search(m, events, validation, (fixed or {}).get(m.name, {}), should_stop) for m in fitted}
     if not has_validation:
         events = TrainingEvents.of(store, split)
         for name, chosen in found.items():
@@ -88,10 +89,11 @@ def _search(
     method: SimpleMethod,
     events: TrainingEvents,
     validation: Validation | None,
+    fixed: Settings,
     should_stop: Callable[[], bool] | None = None,
 ) -> ChosenMethod:
     """Choose one setting after the other, the others as they are best so far; without validation, the first of each."""
-    choices = method.choices(events.num_items)
+    choices = {**method.choices(events.num_items), **{name: (value,) for name, value in fixed.items()}}
 
     def measured(settings: Settings) -> ChosenMethod:
         scorer = method.fit(events, settings, should_stop)

@@ -11,7 +11,7 @@ from turbogr.config import Config, current_key, load_config
 from turbogr.data.store import Store
 from turbogr.errors import UserError
 from turbogr.sweep.grid import Cell
-from turbogr.training.resuming import refusals, with_stored_protocol
+from turbogr.training.resuming import refusals, with_stored_choices
 from turbogr.training.run import resolve_against
 from turbogr.training.run_summary import is_outdated
 
@@ -25,7 +25,7 @@ def config_of(cell: Cell, store: Store, out: Path, overrides: Sequence[str] = ()
         UserError: a recipe or setting that cannot be trained.
     """
     config = load_config(cell.recipe, [*overrides, *cell.overrides])
-    return resolve_against(with_stored_protocol(config, out / cell.name), store)
+    return resolve_against(with_stored_choices(config, out / cell.name), store)
 
 
 def check_folder(cell: Cell, out: Path, config: Config, store: Store) -> None:

@@ -19,5 +19,9 @@ def task_class(name: str) -> type[Task]:
 
 def make_task(config: Config, data: DataFacts) -> Task:
     """Build the task that a config names; the config must be resolved."""
+    if config.method is not None:
+        from turbogr.tasks.method_task import MethodTask
+
+        return MethodTask(config)
     task: Task = plugins.find("task", config.task).factory(config, data)
     return task

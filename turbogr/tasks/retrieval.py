@@ -176,6 +176,20 @@ class RetrievalTask(Task):
         """Return the model with its whole tables, for evaluation and recommendation."""
         return ModelScorer(self.encoder(tables), self.model.max_len)
 
+    def own_scorer(
+        self,
+        tables: Mapping[str, Tensor],
+        store: Store,
+        split: Split,
+        should_stop: Callable[[], bool] | None = None,
+    ) -> Scorer:
+        """Return what the run itself has learnt, whatever it delivers."""
+        return self.scorer(tables)
+
+    def compared_methods(self) -> tuple[str, ...] | None:
+        """Return the baselines that the run is compared with; None: all that can be fitted."""
+        return self.config.evaluate.baselines
+
     def evaluate(
         self,
         tables: Mapping[str, Tensor],
@@ -196,7 +210,7 @@ class RetrievalTask(Task):
         `batch_size` and `filter_seen` replace those of the config, `filter_last` is that of the evaluator.
         """
         return evaluate(
-            self.scorer(tables),
+            self.own_scorer(tables, store, split, should_stop),
             store,
             split,
             part,
@@ -227,7 +241,7 @@ class RetrievalTask(Task):
         options |= self._options(final, filter_seen)
         options |= {"should_stop": should_stop, "filter_last": filter_last}
         found = measure_baselines(store, split, part, **options)
-        wanted = self.config.evaluate.baselines
+        wanted = self.compared_methods()
         found = {name: system for name, system in found.items() if wanted is None or name in wanted}
         for name, chosen in self.simple_methods(store, split, should_stop).methods.items():
             if name not in found:
@@ -241,7 +255,7 @@ class RetrievalTask(Task):
         """
         key = store.manifest.content_hash, split.rule
         if key not in self._selections:
-            names, stop = self.config.evaluate.baselines, should_stop
+            names, stop = self.compared_methods(), should_stop
             seen_out = self._options(False, None)["filter_seen"]
             self._selections = {key: choose_methods(store, split, seen_out=seen_out, names=names, should_stop=stop)}
         return self._selections[key]
@@ -258,7 +272,7 @@ class RetrievalTask(Task):
         self.delivered = Delivered(label)
         if self.config.deliver.choose == "best":
             methods = self.simple_methods(store, split, should_stop)
-            model = self.scorer(tables)
+            model = self.own_scorer(tables, store, split, should_stop)
             self.delivered = choose_delivered(
                 model, label, methods, store, split, seen_out=seen_out, should_stop=should_stop
             )
@@ -267,9 +281,10 @@ class RetrievalTask(Task):
     def recommender(self, tables: Mapping[str, Tensor], store: Store, split: Split) -> Scorer:
         """Return what the run recommends with: the model unless `delivered` says otherwise."""
         if self.delivered is None or self.delivered.is_model:
-            return self.scorer(tables)
+            return self.own_scorer(tables, store, split)
+        own = self.own_scorer(tables, store, split)
         if self._recommender is None or self._recommender[0] != self.delivered:
-            self._recommender = self.delivered, self.delivered.scorer(self.scorer(tables), store, split)
+            self._recommender = self.delivered, self.delivered.scorer(own, store, split)
         return self._recommender[1]
 
     def evaluate_delivered(

@@ -7,6 +7,7 @@ from turbogr.data.split import LEAVE_ONE_OUT, LEAVE_TWO_OUT, Split
 from turbogr.data.store import Store
 from turbogr.errors import UserError
 from turbogr.runs import ChosenCheckpoint
+from turbogr.simple.method_settings import fixed_settings
 
 _ITEMS = {"valid": "validation", "test": "test"}
 
@@ -38,13 +39,17 @@ def check_selection(config: Config, split: Split, store: Store) -> None:
 
 def selected_on(config: Config, split: Split, checkpoint: ChosenCheckpoint) -> str | None:
     """Return the part and metric that chose a checkpoint, None for the last one, which was not chosen."""
-    if checkpoint.which != "best":
+    if checkpoint.which != "best" or config.method is not None:
         return None
     return f"{selecting_part(config, split)} {config.evaluate.metric}"
 
 
 def describe_checkpoint(config: Config, split: Split, checkpoint: ChosenCheckpoint, part: str) -> str:
     """Say which checkpoint is measured on `part` and how it was chosen, as the end of a protocol."""
+    if config.method is not None:
+        settings = fixed_settings(config.method, config.options)
+        listed = ", ".join(f"{name} {value:g}" for name, value in settings.items())
+        return f"{config.method} fitted on the training events{f' with {listed}' if listed else ''}"
     epoch = checkpoint.epoch
     at = f"checkpoint of step {checkpoint.step:,}" + ("" if epoch is None else f" (epoch {epoch:g})")
     if checkpoint.which != "best":

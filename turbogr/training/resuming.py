@@ -16,6 +16,7 @@ from turbogr.data.store import Store
 from turbogr.errors import UserError
 from turbogr.progress import Progress
 from turbogr.runs import RunFolder
+from turbogr.simple.method_settings import fixed_settings, with_settings
 
 _MAY_CHANGE = ("plugins", "train", "evaluate", "deliver", "optimizer", "parallel", "pipeline")
 _FIXED = ("train.seed", "optimizer.table")
@@ -101,10 +102,11 @@ def _newest_progress(run: Path) -> Progress:
     return Progress()
 
 
-def with_stored_protocol(config: Config, run: Path) -> Config:
-    """Keep what an existing run does with seen items and repeated targets, where the config leaves it open."""
+def with_stored_choices(config: Config, run: Path) -> Config:
+    """Keep what an existing run does with seen items and repeated targets, and the settings that were chosen for its
+    simple method, where the config leaves them open."""
     evaluate, data = config.evaluate, config.data
-    if None not in (evaluate.filter_seen, data.repeated_targets):
+    if config.method is None and None not in (evaluate.filter_seen, data.repeated_targets):
         return config
     if not (holds_a_run(run) and (run / "config.yaml").exists()):
         return config
@@ -113,7 +115,11 @@ def with_stored_protocol(config: Config, run: Path) -> Config:
         evaluate = dataclasses.replace(evaluate, filter_seen=stored.evaluate.filter_seen)
     if data.repeated_targets is None:
         data = dataclasses.replace(data, repeated_targets=stored.data.repeated_targets)
-    return dataclasses.replace(config, evaluate=evaluate, data=data)
+    options = config.options
+    if config.method is not None and stored.method == config.method:
+        chosen = fixed_settings(config.method, stored.options)
+        options = with_settings(config.method, options, {**chosen, **fixed_settings(config.method, options)})
+    return dataclasses.replace(config, evaluate=evaluate, data=data, options=options)
 
 
 def with_stored_cost(config: Config, run: Path) -> Config:

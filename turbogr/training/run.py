@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
-import fcntl
-import json
 import math
-import os
 import shlex
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -24,22 +19,22 @@ from turbogr import machine, ops
 from turbogr.config import (
     Config,
     Overrides,
-    dump_config,
     flat_config,
+    ignored_settings,
     load_config,
     resolve,
+    resolve_method,
     with_overrides,
     with_plugins,
 )
 from turbogr.data.repeats import Repeats, count_repeats
 from turbogr.data.split import Split
 from turbogr.data.store import Store
-from turbogr.errors import UserError
+from turbogr.errors import Note, UserError, warn_caller
 from turbogr.evaluation.evaluator import Interrupted
-from turbogr.files import replace_text
 from turbogr.parallel.consistency import check_same_start, check_shared_folder
 from turbogr.parallel.mesh import Mesh, MeshSize, choose_mesh
-from turbogr.parallel.world import World, connected_world, set_heartbeat_timeout
+from turbogr.parallel.world import World, connected_world, is_first_rank, set_heartbeat_timeout
 from turbogr.plugins import find as component_of
 from turbogr.plugins import operators_of
 from turbogr.plugins import record as component_records
@@ -50,24 +45,13 @@ from turbogr.tasks.features import resolve_features
 from turbogr.tasks.task import Task
 from turbogr.training.checkpoint_selection import check_selection
 from turbogr.training.cost_measurement import with_measured_cost
-from turbogr.training.resuming import changed_settings, holds_a_run, refusals, with_stored_cost, with_stored_protocol
+from turbogr.training.method_run import fit_method
+from turbogr.training.resuming import changed_settings, holds_a_run, refusals, with_stored_choices, with_stored_cost
+from turbogr.training.run_start import RunStart, held_folder, keep_data, now
 from turbogr.training.run_summary import SUMMARY, summary_is_current, write_summary
 from turbogr.training.stopping import AgreedStop
 from turbogr.training.trainer import Trainer, TrainResult, choose_device
 from turbogr.training.warm_start import WarmStart
-
-
-@dataclass
-class _Start:
-    """What a run begins with, before anything is written."""
-
-    config: Config
-    store: Store
-    run: Path
-    exists: bool
-    warm_start: WarmStart | None
-    record: dict[str, Any]
-    changes: list[str]
 
 
 def train(
@@ -110,6 +94,8 @@ def train(
             },
         )
         set_heartbeat_timeout(start.config.parallel.timeout)
+        if start.config.method is not None:
+            return fit_method(start, world)
         trainer, environment = _build(start, world)
         if start.warm_start is not None:
             start.warm_start.apply(trainer.model, trainer.tables)
@@ -119,7 +105,7 @@ def train(
             "num_dense_parameters": trainer.task.num_parameters,
             "num_table_parameters": trainer.tables.num_parameters,
         }
-        with _folder(start, environment, world) as keep_status:
+        with held_folder(start, environment, world) as keep_status:
             check_shared_folder(world, start.run)
             if start.exists:
                 trainer.resume()
@@ -128,7 +114,7 @@ def train(
                 _say_what_starts(trainer, start.changes, environment["ranks"]["why"], about_repeats)
             result = _train_and_summarise(trainer)
             if world.is_first and result.status != "interrupted":
-                _keep_data(start)
+                keep_data(start)
             keep_status(result.status)
     return result
 
@@ -141,7 +127,7 @@ def _prepare(
     resume: bool,
     init_from: str | Path | None,
     plugins: Sequence[str | Path],
-) -> _Start:
+) -> RunStart:
     """Read and check all that a run begins with; nothing is written."""
     if isinstance(recipe, Config):
         config = with_overrides(with_plugins(recipe, plugins), overrides)
@@ -151,8 +137,10 @@ def _prepare(
     exists = holds_a_run(run)
     if exists and not resume:
         raise UserError(f"{run} already exists; choose another --out, continue it with --resume, or remove it")
+    if config.method is not None:
+        _check_method(config, init_from)
     warm_start = None if init_from is None else WarmStart(init_from, store)
-    given = with_stored_protocol(config if warm_start is None else warm_start.fill(config), run)
+    given = with_stored_choices(config if warm_start is None else warm_start.fill(config), run)
     repeats = count_repeats(store, Split.of(store, config.data.split))
     config = resolve_against(given, store, repeats)
     changes: list[str] = []
@@ -165,10 +153,26 @@ def _prepare(
     if task_class(config.task).predicts_items and repeats is not None:
         record["protocol"] = _protocol(given, config, repeats, record.get("protocol"))
     record.setdefault("init_from", None if init_from is None else str(Path(init_from).resolve()))
-    return _Start(config, store, run, exists, warm_start, record, changes)
+    return RunStart(config, store, run, exists, warm_start, record, changes)
 
 
-def _build(start: _Start, world: World) -> tuple[Trainer, dict[str, Any]]:
+def _check_method(config: Config, init_from: str | Path | None) -> None:
+    """Raise UserError or print a note for what was asked for and has no meaning for a simple method."""
+    if init_from is not None:
+        raise UserError(
+            f"model.name is '{config.method}', which has no parameters that another run could give it; leave out "
+            "--init-from"
+        )
+    ignored = ignored_settings(config)
+    if ignored and is_first_rank():
+        warn_caller(
+            f"{config.method} is fitted in one go and has no network; settings that mean nothing for it are ignored: "
+            f"{', '.join(ignored)}",
+            Note,
+        )
+
+
+def _build(start: RunStart, world: World) -> tuple[Trainer, dict[str, Any]]:
     """Set this process up and make the trainer; return it with the content of environment.json."""
     config = start.config
     if config.train.threads is not None:
@@ -222,35 +226,6 @@ def _mesh_size(config: Config, store: Store, world: World, device: torch.device)
     )
 
 
-@contextmanager
-def _folder(start: _Start, environment: dict[str, Any], world: World) -> Iterator[Callable[[str], None]]:
-    """Set the run folder up and hold it, on rank 0; yield what takes the status that the run ends with."""
-    run, record = start.run, start.record
-    statuses = ["failed"]
-    if not world.is_first:
-        world.run_on_first(_nothing)
-        yield statuses.append
-        return
-    with ExitStack() as held:
-
-        def set_up() -> None:
-            run.mkdir(parents=True, exist_ok=True)
-            held.enter_context(_alone_in(run))
-            replace_text(run / "config.yaml", dump_config(start.config))
-            replace_text(run / "environment.json", json.dumps(environment, indent=2) + "\n")
-            _write_record(run, record, status="running")
-
-        world.run_on_first(set_up)
-        try:
-            yield statuses.append
-        finally:
-            _write_record(run, record, status=statuses[-1])
-
-
-def _nothing() -> None:
-    """What a rank does while rank 0 works."""
-
-
 def _train_and_summarise(trainer: Trainer) -> TrainResult:
     """Train, and write the summary of a run that came to its end unless that of the same state is there already."""
     world = trainer.world
@@ -281,27 +256,6 @@ def _train_and_summarise(trainer: Trainer) -> TrainResult:
     return result
 
 
-def _keep_data(start: _Start) -> None:
-    """Copy the data into the run folder, and say so where it is not copied."""
-    sentence = RunFolder.open(start.run).keep_data(start.store, start.config.train.copy_data)
-    if sentence is not None:
-        print(sentence, file=sys.stderr, flush=True)
-
-
-@contextmanager
-def _alone_in(run: Path) -> Iterator[None]:
-    """Hold the run folder against a second trainer; the lock ends with the process, however it ends."""
-    handle = os.open(run, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"another process is training in {run}; wait for it or choose another --out") from None
-        yield
-    finally:
-        os.close(handle)
-
-
 def _protocol(given: Config, resolved: Config, repeats: Repeats, stored: Any) -> dict[str, Any]:
     """Return what is done with seen items and why, for run.json; what is `stored` there stays until it changes."""
     filter_seen = given.evaluate.filter_seen
@@ -327,11 +281,14 @@ def resolve_against(config: Config, store: Store, repeats: Repeats | None = None
     """
     split = Split.of(store, config.data.split)
     check_selection(config, split, store)
+    if repeats is None and config.evaluate.filter_seen is None:
+        repeats = count_repeats(store, split)
+    filter_seen = True if repeats is None else repeats.filter_seen
+    if config.method is not None:
+        return resolve_method(config, filter_seen=filter_seen)
     inputs = split.train_end - np.asarray(store.offsets[:-1]) - 1
     num_sequences = int((inputs > 0).sum())
     inputs = np.maximum(inputs, 1)
-    if repeats is None and config.evaluate.filter_seen is None:
-        repeats = count_repeats(store, split)
     return resolve(
         resolve_features(config, store),
         num_items=store.num_items,
@@ -339,7 +296,7 @@ def resolve_against(config: Config, store: Store, repeats: Repeats | None = None
         typical_length=int(np.quantile(inputs, 0.9)),
         longest_length=int(inputs.max()),
         num_events=int(inputs.sum()),
-        filter_seen=True if repeats is None else repeats.filter_seen,
+        filter_seen=filter_seen,
     )
 
 
@@ -349,7 +306,7 @@ def _new_record(config: Config, store: Store, recipe: str | Path | Config) -> di
         "turbogr": machine.versions()["turbogr"],
         "command": shlex.join(["turbogr", *sys.argv[1:]]) if _is_command_line() else None,
         "recipe": None if isinstance(recipe, Config) else str(recipe),
-        "created": _now(),
+        "created": now(),
         "finished": None,
         "status": "running",
         "data": {
@@ -430,13 +387,3 @@ def _describe_model(task: Task, config: Config) -> str:
 def _describe_tables(tables: EmbeddingTables) -> str:
     sizes = [f"{spec.num_rows * spec.dim:,} in the {spec.name} table" for spec in tables.specs]
     return ", ".join(sizes)
-
-
-def _write_record(run: Path, record: dict[str, Any], *, status: str) -> None:
-    record["status"] = status
-    record["finished"] = None if status == "running" else _now()
-    replace_text(run / "run.json", json.dumps(record, indent=2) + "\n")
-
-
-def _now() -> str:
-    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")

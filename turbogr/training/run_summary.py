@@ -19,7 +19,7 @@ from turbogr.evaluation.user_positions import Measured, UserPositions
 from turbogr.files import replace_text
 from turbogr.parallel.world import World
 from turbogr.progress import Progress
-from turbogr.runs import RunFolder, load_model
+from turbogr.runs import RunFolder, TrainedModel, load_model
 from turbogr.tasks import task_class
 from turbogr.tasks.task import Measurement
 from turbogr.training.checkpoint_selection import describe_checkpoint, selected_on
@@ -38,9 +38,11 @@ def write_summary(
     gemm_peak: float | None,
     should_stop: Callable[[], bool],
     world: World | None = None,
+    trained: TrainedModel | None = None,
 ) -> None:
     """Measure the best checkpoint of a run on the test items, beside the baselines, and write summary.json.
 
+    `trained` is what is measured if it is not the best checkpoint of the run folder, such as a fitted simple method.
     The positions of all users go to a file of their own, and some users' recommendations to samples.json.
 
     With a `world` of many ranks all call it together; rank 0 measures the baselines and writes, and `peak_memory_bytes`
@@ -54,7 +56,7 @@ def write_summary(
         Interrupted: `should_stop` returned True; nothing is written.
     """
     world = world or World()
-    trained = world.run_on_all(lambda: load_model(run))
+    trained = trained or world.run_on_all(lambda: load_model(run))
     started = time.perf_counter()
     part = "test" if (split.test >= 0).any() else "valid"
     result = trained.task.evaluate(trained.tables, store, split, part, final=True, should_stop=should_stop, world=world)
@@ -67,7 +69,6 @@ def write_summary(
     better = trained.task.evaluate_delivered(trained.tables, store, split, part, final=True, should_stop=should_stop)
     delivered = model if better is None else Measured.of(better)
     coverage = trained.task.coverage(trained.tables, store, split, part, should_stop=should_stop)
-    seconds = max(progress.seconds, 1e-9)
     summary = {
         "status": status,
         "task": config.task,
@@ -89,10 +90,7 @@ def write_summary(
         "step": trained.checkpoint.step,
         "steps": progress.step,
         "epochs": progress.epochs,
-        "tokens": progress.tokens,
-        "tokens_per_second": progress.tokens / seconds,
-        "mfu_strict": None if gemm_peak is None else progress.strict_flops / seconds / gemm_peak,
-        "mfu_nominal": None if gemm_peak is None else progress.nominal_flops / seconds / gemm_peak,
+        **({} if config.method else _speed(progress, gemm_peak)),
         "peak_memory_bytes": peak_memory,
         "wall_seconds": progress.wall_seconds + time.perf_counter() - started,
         "state": _state(config, progress),
@@ -106,6 +104,16 @@ def write_summary(
     if chosen is not None:
         chosen.write(run)
     replace_text(run / SUMMARY, json.dumps(summary, indent=2) + "\n")
+
+
+def _speed(progress: Progress, gemm_peak: float | None) -> dict[str, Any]:
+    seconds = max(progress.seconds, 1e-9)
+    return {
+        "tokens": progress.tokens,
+        "tokens_per_second": progress.tokens / seconds,
+        "mfu_strict": None if gemm_peak is None else progress.strict_flops / seconds / gemm_peak,
+        "mfu_nominal": None if gemm_peak is None else progress.nominal_flops / seconds / gemm_peak,
+    }
 
 
 def _systems(model: Measured, better: Measurement | None) -> dict[str, Measured]:

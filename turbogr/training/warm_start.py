@@ -32,6 +32,11 @@ class WarmStart:
         self.run = Path(run)
         trained = load_model(self.run)
         self.task, self.tables, self.config = trained.task, trained.tables, trained.config
+        if trained.config.method is not None:
+            raise UserError(
+                f"{self.run} is a run of {trained.config.method}, which has no parameters to start from; name a run of "
+                "a network with --init-from, or leave it out"
+            )
         self._check_items(store, trained.folder.data())
 
     def fill(self, config: Config) -> Config:
