@@ -709,3 +709,15 @@ def test_evaluations_on_another_part_before_a_resumption_do_not_count(recipe, da
 
 def test_nothing_to_compare(tmp_path):
     assert compare(cells_of(["r.yaml"], []), tmp_path) is None
+
+
+def test_a_run_that_delivers_something_else_than_its_model_is_noted(recipe, data, tmp_path, capsys):
+    out = tmp_path / "sweep"
+    settings = ["--set", "train.seed=0", "--set", "deliver.choose=best", "--set", "optimizer.lr=1e-6"]
+    assert main(["sweep", str(recipe), "--data", str(data), "--out", str(out), *settings]) == 0
+    printed = capsys.readouterr().out
+    (run,) = json.loads((out / "sweep.json").read_text())["runs"]
+    summary = json.loads((out / run["name"] / "summary.json").read_text())
+    assert summary["metrics"] != summary["model_metrics"], "an untrained model is not delivered alone"
+    assert run["metrics"].items() <= summary["metrics"].items() and run["delivered"] == summary["delivered"]
+    assert f"note: {run['name']} delivers {summary['delivered']}, and its metrics are of that" in printed

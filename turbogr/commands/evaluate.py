@@ -93,6 +93,7 @@ def _command(args: argparse.Namespace) -> list[str]:
 
 def _evaluate(args: argparse.Namespace, world: World) -> None:
     """Measure on all ranks; write and print on rank 0."""
+    from turbogr.evaluation.baseline_titles import refusal_lines
     from turbogr.evaluation.user_positions import Measured
     from turbogr.runs import open_run
     from turbogr.training.checkpoint_selection import describe_checkpoint
@@ -129,6 +130,8 @@ def _evaluate(args: argparse.Namespace, world: World) -> None:
     print(f"\n{result.num_users:,} users. {protocol}.")
     if delivered:
         print(f"Delivered is {opened.delivered}, chosen on the validation items: what `turbogr recommend` uses.")
+    for line in refusal_lines(opened.task.refused_baselines(opened.store, opened.split)):
+        print(line)
     if any(system.standard_errors for system in measured.values()):
         print("± is a 95 % confidence interval: how far the mean would vary with other users of the same kind.")
     if coverage is not None:

@@ -86,6 +86,8 @@ def run(args: argparse.Namespace) -> int:
         replace_text(args.out / "sweep.json", json.dumps(record, indent=1, allow_nan=False) + "\n")
         replace_text(args.out / "sweep.svg", comparison.plot())
         print(f"\n{comparison.table().text()}\n")
+        for note in comparison.notes():
+            print(f"note: {note}")
         for protocol in record["protocols"]:
             print(f"protocol: {protocol}")
         print(f"record  {args.out / 'sweep.json'}\nplot    {args.out / 'sweep.svg'}")

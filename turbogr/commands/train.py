@@ -79,9 +79,25 @@ def run(args: argparse.Namespace) -> int:
         print(f"interrupted; {saved}. Continue with: {command}", file=sys.stderr)
         return 128 + (result.signal or 0)
     best = "" if result.best_value is None else f"; best {result.best_value:.4f} at step {result.best_step}"
+    for line in _delivery(args.out):
+        print(line)
     how = f"{result.status} after {result.step} steps{best}" if result.step else "fitted"
     print(f"{how}. Next: turbogr evaluate {shlex.quote(args.out)}")
     return 0
+
+
+def _delivery(run: str) -> list[str]:
+    """Return the lines about what the finished run delivers."""
+    from pathlib import Path
+
+    from turbogr.runs import RunFolder
+    from turbogr.simple.delivery import Delivered
+    from turbogr.simple.delivery_text import delivery_lines
+    from turbogr.training.run_summary import read_summary
+
+    summary = read_summary(Path(run)) or {}
+    label = str(RunFolder.open(run).record["model"]["name"])
+    return delivery_lines(Delivered.read(Path(run), label), label, summary.get("baselines_refused", {}))
 
 
 def _command(args: argparse.Namespace) -> list[str]:

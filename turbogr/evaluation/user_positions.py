@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,9 @@ from turbogr.files import atomic_file
 
 FOLDER = "positions"
 MODEL = "model"
+DELIVERED = "delivered"
+"""The system that a run recommends with, where that is not its model alone."""
+
 _SYSTEM = "positions."
 _SAFE = re.compile(r"[A-Za-z0-9_.@+-]+")
 
@@ -64,6 +67,11 @@ class UserPositions:
     history_lengths: Int64Array
     target_counts: Int64Array
     positions: dict[str, Int64Array]
+
+    @property
+    def main(self) -> str:
+        """The system that the run recommends with: its model unless it delivers something else."""
+        return main_system(self.positions)
 
     @classmethod
     def of(
@@ -116,3 +124,8 @@ def file_of(run: Path, part: str, step: int) -> Path:
 
 def _narrow(values: Int64Array) -> Any:
     return values.astype(np.uint32) if len(values) == 0 or values.max() < 2**32 else values
+
+
+def main_system(systems: Container[str]) -> str:
+    """Return which of the measured systems a run recommends with."""
+    return DELIVERED if DELIVERED in systems else MODEL

@@ -19,7 +19,6 @@ from turbogr.errors import UserError
 from turbogr.evaluation.baseline_titles import PHRASES
 from turbogr.evaluation.metric_info import MetricInfo, one_per_family
 from turbogr.evaluation.metrics import has_user_values
-from turbogr.evaluation.user_positions import MODEL
 from turbogr.plot import Axis, Series, bar_chart, thinned
 from turbogr.report import wording
 from turbogr.report.groups_section import split_groups
@@ -101,8 +100,8 @@ class Comparison:
         hashes = [self.runs[run].part("data").get("content_hash") for run in (self.first, name)]
         return hashes[0] is not None and hashes[0] == hashes[1]
 
-    def difference(self, name: str, metric: str, system: str = MODEL) -> tuple[float, float]:
-        """Return a metric of a run's model, or of another of its systems, minus that of the first run's model.
+    def difference(self, name: str, metric: str, system: str | None = None) -> tuple[float, float]:
+        """Return a metric of what a run delivers, or of another of its systems, minus that of the first run.
 
         It is taken user by user and comes with its margin; NaN unless both were measured on the same users.
         """
@@ -111,9 +110,9 @@ class Comparison:
             return math.nan, math.nan
         if not np.array_equal(ours.users, theirs.users):
             return math.nan, math.nan
-        if system not in ours.positions:
+        if system is not None and system not in ours.positions:
             return math.nan, math.nan
-        value, amount = difference_of(theirs, ours, metric, other=system)
+        value, amount = difference_of(theirs, ours, metric, other=system or ours.main)
         return (-value if value else value), amount
 
     @functools.cached_property
@@ -147,14 +146,14 @@ def summary(page: Comparison) -> Section:
         context["figure"] = _bars(page, metric)
         best = _best(page, metric)
         context["note"] = _not_beaten(page, metric, best)
-        value = wording.metric_value(metric, page.scores[best].model[metric.name])
+        value = wording.metric_value(metric, page.scores[best].main_values[metric.name])
         context["title"] = f"{best} is best of {len(page.runs)} runs by {metric.title}: {value}"
     return Section("result", "Result", "comparison_result.html", context)
 
 
 def _best(page: Comparison, metric: MetricInfo) -> str:
-    names = [name for name in page.scores if metric.name in page.scores[name].model]
-    best = metric.best([page.scores[name].model[metric.name] for name in names])
+    names = [name for name in page.scores if metric.name in page.scores[name].main_values]
+    best = metric.best([page.scores[name].main_values[metric.name] for name in names])
     assert best is not None, "the metric is one of those that were measured"
     return names[best]
 
@@ -166,7 +165,7 @@ def _not_beaten(page: Comparison, metric: MetricInfo, best: str) -> str:
         return ""
     run, name = baseline
     value = page.scores[run].systems[name][metric.name]
-    if metric.is_better(page.scores[best].model[metric.name], value):
+    if metric.is_better(page.scores[best].main_values[metric.name], value):
         return ""
     return f"No run beats {PHRASES.get(name, name)} ({wording.metric_value(metric, value)}) by {metric.title}."
 
@@ -187,9 +186,9 @@ def _verdicts(page: Comparison, metric: MetricInfo) -> list[str]:
 
 
 def _bars(page: Comparison, metric: MetricInfo) -> Figure:
-    measured = {name: scores for name, scores in page.scores.items() if metric.name in scores.model}
-    bars = {name: scores.model[metric.name] for name, scores in measured.items()}
-    errors = [scores.margin(MODEL, metric.name) for scores in measured.values()]
+    measured = {name: scores for name, scores in page.scores.items() if metric.name in scores.main_values}
+    bars = {name: scores.main_values[metric.name] for name, scores in measured.items()}
+    errors = [scores.margin(scores.main, metric.name) for scores in measured.values()]
     slots = [list(page.runs).index(name) for name in bars]
     baseline = _best_baseline(page, metric)
     if baseline is not None:
@@ -245,8 +244,8 @@ def _cells(page: Comparison, name: str, metrics: list[MetricInfo], differences: 
     scores = page.scores.get(name)
     cells = []
     for metric in metrics:
-        best = page.scores[_best(page, metric)].model[metric.name]
-        cells.append(_NOT_MEASURED if scores is None else _cell(scores, MODEL, metric, best))
+        best = page.scores[_best(page, metric)].main_values[metric.name]
+        cells.append(_NOT_MEASURED if scores is None else _cell(scores, scores.main, metric, best))
     return [*cells, _difference_cell(page, name, metrics[0])] if differences else cells
 
 
@@ -259,8 +258,8 @@ def _ordered_baselines(page: Comparison, metrics: list[MetricInfo]) -> list[str]
     return sorted(values, key=lambda name: math.inf if values[name] is None else sign * (values[name] or 0.0))
 
 
-def _difference_cell(page: Comparison, name: str, metric: MetricInfo, system: str = MODEL) -> dict[str, str]:
-    if name == page.first and system == MODEL:
+def _difference_cell(page: Comparison, name: str, metric: MetricInfo, system: str | None = None) -> dict[str, str]:
+    if name == page.first and system is None:
         return {"text": "reference", "margin": "", "class": "plain"}
     value, amount = page.difference(name, metric.name, system)
     if not math.isfinite(amount):
@@ -292,7 +291,7 @@ def groups(page: Comparison) -> Section | None:
     for title, named in split_groups(first).items():
         rows = []
         for group_name, group in named:
-            found = [group_score(by_user, group, MODEL, metric.name) for by_user in same.values()]
+            found = [group_score(by_user, group, by_user.main, metric.name) for by_user in same.values()]
             cells = [{"text": f"{s.value:.4f}", "margin": plus_minus(s.margin), "class": ""} for s in found]
             users = {"text": wording.count(group.num_users), "margin": "", "class": "plain"}
             rows.append({"title": group_name, "cells": [users, *cells]})

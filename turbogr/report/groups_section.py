@@ -7,7 +7,7 @@ from typing import Any
 
 from turbogr.evaluation.metric_info import MetricInfo, one_per_family
 from turbogr.evaluation.metrics import has_user_values
-from turbogr.evaluation.user_positions import MODEL, UserPositions
+from turbogr.evaluation.user_positions import UserPositions
 from turbogr.plot import Axis, grouped_bar_chart
 from turbogr.report import wording
 from turbogr.report.run_data import RunData
@@ -71,12 +71,12 @@ def _name(group: UserGroup, place: int, num_groups: int, words: tuple[str, str],
 
 
 def _splits(run: RunData, scores: Scores, by_user: UserPositions, metric: MetricInfo) -> list[dict[str, Any]]:
-    rivals = [name for name in scores.ordered_baselines(metric) if name in by_user.positions]
+    rivals = [name for name in scores.rivals(metric) if name in by_user.positions]
     rival = rivals[0] if rivals else None
     return [
         {
             "title": title,
-            "heads": _heads(run, metric, rival),
+            "heads": _heads(run, by_user, metric, rival),
             "rows": [_row(by_user, name, group, metric, rival) for name, group in named],
             "figure": _figure(run, by_user, named, metric, rival, title),
         }
@@ -84,13 +84,13 @@ def _splits(run: RunData, scores: Scores, by_user: UserPositions, metric: Metric
     ]
 
 
-def _heads(run: RunData, metric: MetricInfo, rival: str | None) -> list[str]:
-    heads = ["users", f"{system_title(run, MODEL)}, {metric.title}"]
+def _heads(run: RunData, by_user: UserPositions, metric: MetricInfo, rival: str | None) -> list[str]:
+    heads = ["users", f"{system_title(run, by_user.main)}, {metric.title}"]
     return heads if rival is None else [*heads, system_title(run, rival), "difference"]
 
 
 def _row(by_user: UserPositions, name: str, group: UserGroup, metric: MetricInfo, rival: str | None) -> dict[str, Any]:
-    score = group_score(by_user, group, MODEL, metric.name)
+    score = group_score(by_user, group, by_user.main, metric.name)
     cells = [
         {"text": wording.count(group.num_users), "margin": "", "class": "plain"},
         {"text": f"{score.value:.4f}", "margin": plus_minus(score.margin), "class": ""},
@@ -112,7 +112,7 @@ def _figure(
     rival: str | None,
     title: str,
 ) -> Figure:
-    systems = [MODEL] if rival is None else [MODEL, rival]
+    systems = [by_user.main] if rival is None else [by_user.main, rival]
     values = {
         system_title(run, system): [group_score(by_user, group, system, metric.name).value for _, group in named]
         for system in systems

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from turbogr.evaluation.baseline_titles import PHRASES
+from turbogr.evaluation.baseline_titles import PHRASES, refusal_lines
 from turbogr.evaluation.metric_info import MetricInfo, most_informative, one_per_family
-from turbogr.evaluation.user_positions import MODEL
+from turbogr.evaluation.user_positions import DELIVERED, MODEL
 from turbogr.plot import Axis, bar_chart, grouped_bar_chart
 from turbogr.report import wording
 from turbogr.report.run_data import RunData
@@ -15,6 +15,7 @@ from turbogr.report.scores import (
     INTERVAL,
     Scores,
     coverage_of,
+    delivered_title,
     direction,
     model_title,
     part_name,
@@ -47,8 +48,8 @@ def headline(run: RunData) -> Section:
 
 def _result(run: RunData, scores: Scores) -> dict[str, Any]:
     metric = one_per_family(scores.metrics)[0]
-    value = scores.model[metric.name]
-    names = scores.ordered_baselines(metric)
+    value = scores.main_values[metric.name]
+    names = scores.rivals(metric)
     comparisons = [
         {
             "name": PHRASES.get(name, name),
@@ -60,11 +61,14 @@ def _result(run: RunData, scores: Scores) -> dict[str, Any]:
     ]
     before, _, after = metric.say("\0").partition("\0")
     return {
+        "model": delivered_title(run) if scores.main == DELIVERED else model_title(run),
+        "subject": "What is delivered" if scores.main == DELIVERED else "The model",
+        "delivered": _delivered(run, scores, metric),
         "metric": metric.title,
         "before": before,
         "value": wording.metric_value(metric, value),
         "after": after,
-        "interval": _interval(metric, value, scores.margin(MODEL, metric.name)),
+        "interval": _interval(metric, value, scores.margin(scores.main, metric.name)),
         "part": part_name(scores.part),
         "num_users": None if scores.num_users is None else wording.count(scores.num_users),
         "comparisons": comparisons[:_MOST_COMPARISONS],
@@ -74,6 +78,21 @@ def _result(run: RunData, scores: Scores) -> dict[str, Any]:
         "protocol": _protocol(run),
         "figure": _bars(run, scores, metric, f"{metric.title} on the {part_name(scores.part)}"),
     }
+
+
+def _delivered(run: RunData, scores: Scores, metric: MetricInfo) -> str:
+    """Return a sentence about what is delivered in the model's place, with the model's own value; else nothing."""
+    if scores.main == MODEL:
+        return ""
+    own = wording.metric_value(metric, scores.systems[MODEL][metric.name])
+    return (
+        f"Delivered, and used by turbogr recommend, is {delivered_title(run)}: it was best on the validation items. "
+        f"{model_title(run)} alone has {metric.title} {own}."
+    )
+
+
+def _possessive(run: RunData, scores: Scores) -> str:
+    return "the delivered" if scores.main == DELIVERED else f"{model_title(run)}'s"
 
 
 def _interval(metric: MetricInfo, value: float, amount: float) -> str:
@@ -87,8 +106,8 @@ def _interval(metric: MetricInfo, value: float, amount: float) -> str:
 
 
 def _unsure(scores: Scores, metric: MetricInfo, names: list[str]) -> list[str]:
-    """Return the baselines that the model beats by no more than the noise."""
-    value = scores.model[metric.name]
+    """Return the baselines that the run beats by no more than the noise."""
+    value = scores.main_values[metric.name]
     beaten = [name for name in names if metric.is_better(value, scores.systems[name][metric.name])]
     differences = {name: scores.difference(metric.name, name) for name in beaten}
     return [
@@ -99,12 +118,12 @@ def _unsure(scores: Scores, metric: MetricInfo, names: list[str]) -> list[str]:
 
 
 def _bars(run: RunData, scores: Scores, metric: MetricInfo, title: str) -> Figure:
-    """Draw one metric of all systems with their intervals, the model first, then the best baseline."""
-    shown = [MODEL, *scores.ordered_baselines(metric)]
+    """Draw one metric of all systems with their intervals, the run's own first, then the best baseline."""
+    shown = [*scores.own, *scores.ordered_baselines(metric)]
     bars = {system_title(run, name): scores.systems[name][metric.name] for name in shown}
     errors = [scores.margin(name, metric.name) for name in shown]
     axis = Axis(metric.unit, format=lambda value: wording.metric_value(metric, value), zero=True)
-    slots = [0] + [5] * (len(shown) - 1)
+    slots = list(range(len(scores.own))) + [5] * (len(shown) - len(scores.own))
     return Figure.draw(
         lambda width: bar_chart(bars, title=title, axis=axis, slots=slots, errors=errors, width=width),
         direction(metric),
@@ -175,7 +194,8 @@ def _key_facts(run: RunData) -> list[tuple[str, str, str]]:
 def metrics(run: RunData) -> Section:
     """Every metric beside the baselines, with the protocol under which it was measured."""
     tables = [_part(run, scores) for scores in scores_of(run)]
-    return Section("metrics", "Metrics", "metrics.html", {"tables": tables, "protocol": _protocol(run)})
+    context = {"tables": tables, "protocol": _protocol(run), "refused": refusal_lines(run.refused)}
+    return Section("metrics", "Metrics", "metrics.html", context)
 
 
 def _part(run: RunData, scores: Scores) -> dict[str, Any]:
@@ -185,8 +205,8 @@ def _part(run: RunData, scores: Scores) -> dict[str, Any]:
     explained = [INTERVAL] if has_margins else []
     if has_differences:
         explained.append(
-            f"The difference is {model_title(run)}'s {first[0].title} minus that of the method, user by user; where "
-            "its interval has 0 in it, it may be chance."
+            f"The difference is {_possessive(run, scores)} {first[0].title} minus that of the method, user by user; "
+            "where its interval has 0 in it, it may be chance."
         )
     return {
         "part": part_name(scores.part),
@@ -202,7 +222,7 @@ def metric_table(
     run: RunData, scores: Scores, metrics: list[MetricInfo], *, differences: bool = False
 ) -> dict[str, Any]:
     """Return a table with a row per system and a column per metric, and maybe differences by the first metric."""
-    names = [MODEL, *scores.ordered_baselines(metrics[0])]
+    names = [*scores.own, *scores.ordered_baselines(metrics[0])]
     names += [name for name in scores.systems if name not in names]
     rows = []
     for name in names:
@@ -227,7 +247,7 @@ def _cell(scores: Scores, name: str, names: list[str], metric: MetricInfo) -> di
 
 
 def _difference(scores: Scores, name: str, metric: MetricInfo) -> dict[str, str]:
-    if name == MODEL:
+    if name == scores.main:
         return {"text": "reference", "margin": "", "class": "plain"}
     value, amount = scores.difference(metric.name, name)
     if not math.isfinite(amount):

@@ -10,7 +10,7 @@ import functools
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,8 @@ class RunData:
 
     `evaluation` is what the page shows as the result, in the form of evaluation.json; it and `samples` may be None.
     `profile` has milliseconds by operator; it is empty if no step was profiled. `spans` is what ran during some steps.
-    `data` is where the store is now if it was moved.
+    `data` is where the store is now if it was moved. `delivered` is delivered.json, None for a run without one;
+    `refused` says by name why a simple method was not measured.
     """
 
     folder: RunFolder
@@ -43,6 +44,8 @@ class RunData:
     spans: list[Span]
     problems: list[str]
     data: Path | None = None
+    delivered: Record | None = None
+    refused: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def read(cls, path: Path | str, data: Path | str | None = None) -> RunData:
@@ -72,6 +75,8 @@ class RunData:
             spans=last_steps(_read_optional(path / "timeline.json", problems)),
             problems=problems,
             data=None if data is None else Path(data),
+            delivered=_read_optional(path / "delivered.json", problems),
+            refused=_refused(path),
         )
 
     @property
@@ -175,14 +180,25 @@ def _of_summary(summary: Record | None) -> Record | None:
         return None
     part = str(summary.get("part", "test"))
     kept = {"step": summary.get("step"), "num_users": summary.get("num_users"), "protocol": protocol_text(summary)}
-    parts = {part: _systems(summary, "metrics", "baselines")}
-    errors = {part: _systems(summary, "standard_errors", "baseline_standard_errors")}
+    # Where the model is delivered, both have the same metrics, and so have summaries that know of no other.
+    differs = summary.get("model_metrics", summary.get("metrics")) != summary.get("metrics")
+    own = {"delivered": "", "model": "model_"} if differs else {"model": ""}
+    parts = {part: _systems(summary, {name: f"{key}metrics" for name, key in own.items()}, "baselines")}
+    keys = {name: f"{key}standard_errors" for name, key in own.items()}
+    errors = {part: _systems(summary, keys, "baseline_standard_errors")}
     return {**kept, "parts": parts, "standard_errors": errors, "coverage": {part: summary.get("coverage")}}
 
 
-def _systems(summary: Record, of_model: str, of_baselines: str) -> Record:
+def _systems(summary: Record, own: Mapping[str, str], of_baselines: str) -> Record:
+    """Return values of the run's `own` systems, by their keys in the summary, and of the baselines."""
     baselines = summary.get(of_baselines)
-    return {"model": summary.get(of_model), **(baselines if isinstance(baselines, dict) else {})}
+    values = {name: summary.get(key) for name, key in own.items()}
+    return {**values, **(baselines if isinstance(baselines, dict) else {})}
+
+
+def _refused(path: Path) -> dict[str, str]:
+    found = (_read_optional(path / "summary.json", []) or {}).get("baselines_refused")
+    return {str(name): str(reason) for name, reason in found.items()} if isinstance(found, dict) else {}
 
 
 def _step(evaluation: Record) -> float:

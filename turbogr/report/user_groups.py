@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turbogr.evaluation.metrics import margin, paired_difference, standard_errors, user_values
-from turbogr.evaluation.user_positions import MODEL, UserPositions
+from turbogr.evaluation.user_positions import UserPositions
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,8 @@ def group_score(by_user: UserPositions, group: UserGroup, system: str, metric: s
 
 
 def group_difference(by_user: UserPositions, group: UserGroup, system: str, metric: str) -> GroupScore:
-    """Return how much better the model is than a system on the users of a group, user by user."""
-    ours, theirs = (by_user.positions[name][group.chosen] for name in (MODEL, system))
+    """Return how much better what the run delivers is than a system on the users of a group, user by user."""
+    ours, theirs = (by_user.positions[name][group.chosen] for name in (by_user.main, system))
     value, error = paired_difference(ours, theirs, metric)
     if value == 0 and error == 0:
         return GroupScore(0.0, 0.0)

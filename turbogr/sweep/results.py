@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,8 @@ class RunResult:
     """One run: its metrics by name, and its curve, a list of values by name of the metric and for "epoch".
 
     The metrics are measured on `part`, test or valid. The best value of `metric` on the part `chosen_on`, that of the
-    curve, chose the epoch. `described` has the descriptions of the metrics in the order of the table.
+    curve, chose the epoch. `delivered` names what the metrics are of where that is not the model. `described` has the
+    descriptions of the metrics in the order of the table.
     """
 
     name: str
@@ -44,6 +45,7 @@ class RunResult:
     part: str = "test"
     chosen_on: str = "test"
     baselines: dict[str, dict[str, float]] = field(default_factory=dict)
+    delivered: str | None = None
 
     @property
     def best_epoch(self) -> float:
@@ -127,6 +129,14 @@ class Comparison:
         columns = ["recipe", *(["settings"] if settings else []), *about, *(metric.title for metric in shown)]
         return Table("Mean over runs ± standard deviation between them", columns, rows)
 
+    def notes(self) -> list[str]:
+        """Return sentences about runs whose metrics are not those of their model."""
+        return [
+            f"{run.name} delivers {run.delivered}, and its metrics are of that; the curve is the model's"
+            for run in self.runs
+            if run.delivered is not None
+        ]
+
     def plot(self) -> str:
         """The metric by epoch, a line for each group with the range of its runs as a band.
 
@@ -167,6 +177,7 @@ class Comparison:
                     "chosen_by": run.metric.name,
                     "best_epoch": run.best_epoch,
                     "metrics": run.metrics,
+                    "delivered": run.delivered,
                     "curve": run.curve,
                 }
                 for run in self.runs
@@ -211,7 +222,25 @@ def _read(cell: Cell, folder: RunFolder) -> RunResult | None:
     measured = protocol_text(summary).rpartition(";")[0]
     protocol = f"{measured}; the epoch is chosen on the {_PARTS[chosen_on]} item"
     baselines = summary.get("baselines", {})
-    return RunResult(*shared, True, metric, described, metrics, protocol, curve, summary["part"], chosen_on, baselines)
+    return RunResult(
+        *shared,
+        True,
+        metric,
+        described,
+        metrics,
+        protocol,
+        curve,
+        summary["part"],
+        chosen_on,
+        baselines,
+        _delivered(summary),
+    )
+
+
+def _delivered(summary: Mapping[str, Any]) -> str | None:
+    """Return what a run delivers, None where it is the model."""
+    is_model = summary.get("model_metrics", summary["metrics"]) == summary["metrics"]
+    return None if is_model else str(summary.get("delivered"))
 
 
 def _by_part(runs: Sequence[RunResult]) -> list[list[RunResult]]:

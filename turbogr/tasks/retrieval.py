@@ -260,6 +260,9 @@ class RetrievalTask(Task):
             self._selections = {key: choose_methods(store, split, seen_out=seen_out, names=names, should_stop=stop)}
         return self._selections[key]
 
+    def refused_baselines(self, store: Store, split: Split) -> dict[str, str]:
+        return self.simple_methods(store, split).refused
+
     def deliver(
         self,
         tables: Mapping[str, Tensor],

@@ -236,6 +236,10 @@ class Task(ABC):
         measured = self.baselines(store, split, part, final=final, should_stop=should_stop, **options)
         return {name: Measured(metrics) for name, metrics in measured.items()}
 
+    def refused_baselines(self, store: Store, split: Split) -> dict[str, str]:
+        """Return why some baselines are not measured on a log, as sentences by name."""
+        return {}
+
     def deliver(
         self,
         tables: Mapping[str, Tensor],

@@ -51,6 +51,8 @@ def write_summary(
     Throughput and utilisation are means over all training steps, without evaluations and checkpoints; `wall_seconds`
     has all. MFU is None where no peak was measured. Cut-offs 10, 50 and 200 are always measured. `protocol.seen` says
     whether items that a user has had before were candidates for `metrics`; the metrics of both ways stand beside them.
+    `metrics` are those of what the run recommends with, which `delivered` names; `model_metrics` are the model's own.
+    `baselines_refused` says why a baseline is not among `baselines`.
 
     Raises:
         Interrupted: `should_stop` returned True; nothing is written.
@@ -76,10 +78,12 @@ def write_summary(
         "metrics": delivered.metrics,
         "delivered": None if chosen is None else chosen.label,
         "model_metrics": model.metrics,
+        "model_standard_errors": model.standard_errors,
         **_both_ways(delivered, baselines),
         "standard_errors": delivered.standard_errors,
         "baselines": {name: system.metrics for name, system in baselines.items()},
         "baseline_standard_errors": {name: system.standard_errors for name, system in baselines.items()},
+        "baselines_refused": trained.task.refused_baselines(store, split),
         "coverage": None if coverage is None else dataclasses.asdict(coverage),
         "num_users": result.num_users,
         "protocol": {
