@@ -9,6 +9,7 @@ import pytest
 from turbogr.config import Config, dump_config, load_config
 from turbogr.config.from_data import FULL_SOFTMAX_WORK, SMALL
 from turbogr.config.resolve import resolve
+from turbogr.negatives import LossContext, make_loss
 
 
 def resolved(*overrides: str, num_events: int = 20_000, num_items: int = 3000) -> Config:
@@ -27,6 +28,13 @@ def test_all_items_are_compared_where_that_is_affordable() -> None:
     most = int(FULL_SOFTMAX_WORK / num_items)
     assert resolved(num_events=most, num_items=num_items).loss.name == "full-softmax"
     assert resolved(num_events=most + 1, num_items=num_items).loss.name == "sampled-softmax"
+
+
+@pytest.mark.parametrize(("override", "num_events"), [("train.seed=0", 1000), ("loss.name=full-softmax", 10**9)])
+def test_a_loss_over_all_items_can_be_made_of_what_is_chosen(override: str, num_events: int) -> None:
+    config = resolved(override, num_events=num_events)
+    assert config.loss.name == "full-softmax"
+    make_loss(config, LossContext(3000, 0, None))
 
 
 @pytest.mark.parametrize("override", ["loss.sampler=uniform", "loss.num_negatives=64", "loss.expansion=2"])

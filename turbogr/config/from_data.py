@@ -58,9 +58,10 @@ def settings_for(config: Config, size: DataSize) -> dict[str, Any]:
     names_sampler = any(key in config.given for key in _SAMPLER_SETTINGS)
     full = not names_sampler and size.num_events * size.num_items <= FULL_SOFTMAX_WORK
     small = size.num_events < SMALL
+    name = config.loss.name if "loss.name" in config.given else "full-softmax" if full else "sampled-softmax"
     return {
         "model.dropout": 0.5 if small else 0.3,
-        "loss.name": "full-softmax" if full else "sampled-softmax",
-        "loss.num_negatives": 512,
+        "loss.name": name,
+        **({} if name == "full-softmax" else {"loss.num_negatives": 512}),  # it draws none, and none may be set
         "loss.temperature": 0.1 if small else 0.05,
     }
