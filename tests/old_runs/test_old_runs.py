@@ -53,7 +53,10 @@ def test_evaluate_gives_the_same_metrics(run: Path, tmp_path: Path) -> None:
     expected = json.loads((run / "evaluation.json").read_text())
     assert cli.main(["evaluate", str(run), "--json", str(tmp_path / "result.json")]) == 0
     measured = json.loads((tmp_path / "result.json").read_text())
-    assert measured["parts"] == expected["parts"]
+    assert measured["parts"].keys() == expected["parts"].keys()
+    for part, systems in expected["parts"].items():
+        # Later releases compare with more methods; what 0.1.0 measured stays.
+        assert {name: measured["parts"][part][name] for name in systems} == systems
     assert (measured["step"], measured["epoch"]) == (expected["step"], expected["epoch"])
     assert (measured["num_users"], measured["skipped"]) == (expected["num_users"], expected["skipped"])
 
