@@ -103,6 +103,15 @@ def test_a_sum_of_three_is_fitted_again_to_the_same_scores(chain):
     assert np.array_equal(plain.scores_of(scorer, histories), again)
 
 
+def test_a_method_that_is_fitted_already_is_not_fitted_again_unless_its_settings_differ(chain):
+    delivered, model, selection = chosen(chain, known=[])
+    used = delivered.scorer(model, chain, Split.of(chain), fitted=selection.methods)
+    assert used is selection.methods["skip-markov"].scorer
+    other = dict(delivered.components[0].settings, decay=0.123)
+    changed = Delivered("other", (Component("skip-markov", settings=other),))
+    assert changed.scorer(model, chain, Split.of(chain), fitted=selection.methods).decay == 0.123
+
+
 def test_without_validation_items_the_model_is_delivered(make_store):
     store = make_store([[1, 2, 3], [2, 3, 4]], NUM_ITEMS, split="leave-one-out")
     delivered, _, _ = chosen(store, known=[])

@@ -110,6 +110,7 @@ def _evaluate(args: argparse.Namespace, world: World) -> None:
     result = _measure(args, opened, world)
     if not world.is_first:
         return
+    baselines = _baselines(args, opened)
     better = opened.task.evaluate_delivered(
         opened.tables,
         opened.store,
@@ -118,7 +119,7 @@ def _evaluate(args: argparse.Namespace, world: World) -> None:
         **_options(args, "batch_size", "filter_last", "filter_seen"),
     )
     delivered = {} if better is None else {"delivered": Measured.of(better)}
-    measured = {**delivered, "model": Measured.of(result), **_baselines(args, opened)}
+    measured = {**delivered, "model": Measured.of(result), **baselines}
     protocol = f"{result.protocol}; {describe_checkpoint(opened.config, opened.split, opened.checkpoint, args.part)}"
     coverage = None
     if _is_standard(args, opened):

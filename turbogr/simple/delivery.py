@@ -20,7 +20,7 @@ from turbogr.errors import UserError
 from turbogr.evaluation.scorer import Scorer
 from turbogr.files import replace_text
 from turbogr.simple.methods import METHODS
-from turbogr.simple.selection import Selection
+from turbogr.simple.selection import ChosenMethod, Selection
 from turbogr.simple.simple_method import Settings
 from turbogr.simple.training_events import TrainingEvents
 from turbogr.simple.validation import Validation, criterion
@@ -67,17 +67,29 @@ class Delivered:
         return any(component.name == MODEL for component in self.components)
 
     def scorer(
-        self, model: Scorer | None, store: Store, split: Split, should_stop: Callable[[], bool] | None = None
+        self,
+        model: Scorer | None,
+        store: Store,
+        split: Split,
+        should_stop: Callable[[], bool] | None = None,
+        *,
+        fitted: Mapping[str, ChosenMethod] | None = None,
     ) -> Scorer:
-        """Return the scorer, with its simple methods fitted on the training events of the split."""
-        events = TrainingEvents.of(store, split) if not self.is_model else None
+        """Return the scorer, with its simple methods fitted on the training events of the split.
+
+        `fitted` are methods by name that have been fitted on them already; those with other settings are fitted again.
+        """
+        events: TrainingEvents | None = None
         scorers: list[Scorer] = []
         for component in self.components:
+            known = (fitted or {}).get(component.name)
             if component.name == MODEL:
                 assert model is not None, "the model is a part of what is delivered"
                 scorers.append(model)
+            elif known is not None and known.settings == component.settings:
+                scorers.append(known.scorer)
             else:
-                assert events is not None
+                events = events or TrainingEvents.of(store, split)
                 scorers.append(METHODS[component.name].fit(events, component.settings, should_stop))
         return _summed(scorers, [component.weight for component in self.components])
 

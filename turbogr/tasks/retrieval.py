@@ -287,7 +287,9 @@ class RetrievalTask(Task):
             return self.own_scorer(tables, store, split)
         own = self.own_scorer(tables, store, split)
         if self._recommender is None or self._recommender[0] != self.delivered:
-            self._recommender = self.delivered, self.delivered.scorer(own, store, split)
+            selection = self._selections.get((store.manifest.content_hash, split.rule))
+            fitted = {} if selection is None else selection.methods
+            self._recommender = self.delivered, self.delivered.scorer(own, store, split, fitted=fitted)
         return self._recommender[1]
 
     def evaluate_delivered(
