@@ -1,0 +1,229 @@
+"""What someone with a new log gets: `quickstart` on many logs against the simple methods, three seeds each.
+
+Claim: what `quickstart` delivers is no worse than the best simple method of each log, and better on average.
+Compared with: the best of the summary's baselines, by the mean of HR@10 and of NDCG@10; settings chosen on validation.
+Keys: `mean_ratio_hr` and `mean_ratio_ndcg` (mean over logs of delivered / best baseline, the subsets of a log counting
+together as one), `worst_margin` (smallest (delivered - best baseline) / standard error of the paired difference over
+all logs and both metrics; at least -1 is the aim), `num_logs`, `most_seconds` (longest training of a log up to 400,000
+events), and for every log L `L_ratio_hr` and `L_ratio_ndcg`.
+
+`--set stores=DIR,DIR` names prepared stores; subsets of `users` users are drawn from each by a fixed seed. Runs are
+kept in `out` and not repeated, so an interrupted benchmark goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from turbogr.bench.record import Cell, Result, Table
+from turbogr.data.prepare.preparation import prepare
+from turbogr.data.ranges import concatenated_ranges
+from turbogr.data.split import LEAVE_TWO_OUT
+from turbogr.data.store import Store
+from turbogr.errors import UserError
+from turbogr.evaluation.metrics import user_values
+from turbogr.evaluation.user_positions import UserPositions
+from turbogr.plot import Axis, grouped_bar_chart
+
+SETTINGS: dict[str, Any] = {
+    "stores": [""],  # prepared stores
+    "users": [500, 1000, 3000],  # sizes of the subsets that are drawn from each store
+    "seeds": [0, 1, 2],
+    "recipe": "quickstart",
+    "set": [""],  # settings of the recipe to change, section.key=value
+    "out": "runs/first-result",
+}
+
+METRICS = {"hr": "hr@10", "ndcg": "ndcg@10"}
+SHORT_LOG = 400_000
+_LEAST_ERROR = 1e-9  # where a baseline is what is delivered, no user differs
+
+
+@dataclass(frozen=True)
+class LogResult:
+    """The runs of one log. By short name of the metric: the delivered mean over seeds, the best baseline with its name,
+    and the standard error of the paired difference by user."""
+
+    name: str
+    family: str
+    store: Store
+    delivered: list[str]
+    values: dict[str, float]
+    model_values: dict[str, float]
+    best: dict[str, tuple[str, float]]
+    errors: dict[str, float]
+    seconds: float
+
+    def ratio(self, metric: str) -> float:
+        best = self.best[metric][1]
+        return self.values[metric] / best if best else float("inf")
+
+    def margin(self, metric: str) -> float:
+        """How far the delivered value lies above the best baseline's, in standard errors."""
+        difference = self.values[metric] - self.best[metric][1]
+        return difference / max(self.errors[metric], _LEAST_ERROR)
+
+
+def run(settings: Mapping[str, Any]) -> Result:
+    """Train on every log, or take the runs that are there, and compare.
+
+    Raises:
+        UserError: no stores, one that is not a store, or a training run that failed.
+    """
+    stores = [Path(path) for path in settings["stores"] if path]
+    if not stores:
+        raise UserError("name the prepared stores to train on: --set stores=data/one,data/two")
+    out = Path(settings["out"])
+    results = []
+    for path in stores:
+        store = Store.open(path)
+        for name, part in _logs(store, path.name, settings["users"], out):
+            results.append(_measure(name, path.name, part, settings, out / "runs" / name))
+    return Result(figures(results), [_table(results)], {"first-result": _plot(results)})
+
+
+def _logs(store: Store, name: str, sizes: Sequence[int], out: Path) -> list[tuple[str, Store]]:
+    """The store and its subsets, by name."""
+    subsets = [
+        (f"{name}-{size}", _subset(store, size, out / "data" / f"{name}-{size}"))
+        for size in sizes
+        if size < store.num_users
+    ]
+    return [(name, store), *subsets]
+
+
+def _subset(store: Store, size: int, out: Path) -> Store:
+    """Return the store of some users, drawn by a fixed seed; it is made where it is not there."""
+    if not (out / "manifest.json").exists():
+        users = np.sort(np.random.default_rng(0).choice(store.num_users, size, replace=False))
+        lengths = store.lengths[users]
+        events = concatenated_ranges(np.asarray(store.offsets)[users], lengths)
+        columns = {
+            "user_id": store.user_ids.decode(np.repeat(users, lengths)),
+            "item_id": store.item_ids.decode(store.items[events]),
+        }
+        has_times = store.manifest.times == "real"
+        if has_times:
+            columns["timestamp"] = np.asarray(store.times[events])
+        out.parent.mkdir(parents=True, exist_ok=True)
+        prepare(pa.table(columns), out=out, time_column=None if has_times else "none", split=LEAVE_TWO_OUT)
+    return Store.open(out)
+
+
+def _measure(name: str, family: str, store: Store, settings: Mapping[str, Any], runs: Path) -> LogResult:
+    summaries, positions = [], []
+    for seed in settings["seeds"]:
+        run = runs / f"seed-{seed}"
+        _train(store, run, seed, settings)
+        summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+        summaries.append(summary)
+        positions.append(UserPositions.read(run, summary["part"], summary["step"]))
+    best = {short: _best_baseline(summaries, metric) for short, metric in METRICS.items()}
+    return LogResult(
+        name,
+        family,
+        store,
+        [str(summary["delivered"]) for summary in summaries],
+        {short: _mean(summaries, "metrics", metric) for short, metric in METRICS.items()},
+        {short: _mean(summaries, "model_metrics", metric) for short, metric in METRICS.items()},
+        best,
+        {short: _paired_error(positions, best[short][0], metric) for short, metric in METRICS.items()},
+        float(np.mean([summary["wall_seconds"] for summary in summaries])),
+    )
+
+
+def _train(store: Store, run: Path, seed: int, settings: Mapping[str, Any]) -> None:
+    """Train unless the run is complete; one that was interrupted goes on."""
+    if (run / "summary.json").exists():
+        return
+    overrides = [f"train.seed={seed}", "train.tensorboard=false", f"data.split={LEAVE_TWO_OUT}"]
+    overrides += [text for text in settings["set"] if text]
+    command = [sys.executable, "-m", "turbogr", "train", settings["recipe"], "--data", str(store.path)]
+    command += ["--out", str(run), "--resume", *(part for text in overrides for part in ("--set", text))]
+    run.parent.mkdir(parents=True, exist_ok=True)
+    found = subprocess.run(command, capture_output=True, text=True, check=False)
+    if found.returncode:
+        raise UserError(f"training on {store.path} failed: {found.stderr.strip().splitlines()[-1]}")
+    shutil.rmtree(run / "checkpoints", ignore_errors=True)  # dozens of runs; their results are what counts
+
+
+def _mean(summaries: Sequence[Mapping[str, Any]], key: str, metric: str) -> float:
+    return float(np.mean([summary[key][metric] for summary in summaries]))
+
+
+def _best_baseline(summaries: Sequence[Mapping[str, Any]], metric: str) -> tuple[str, float]:
+    names = summaries[0]["baselines"]
+    values = {name: float(np.mean([summary["baselines"][name][metric] for summary in summaries])) for name in names}
+    name = max(values, key=lambda name: values[name])
+    return name, values[name]
+
+
+def _paired_error(positions: Sequence[UserPositions | None], baseline: str, metric: str) -> float:
+    """Return the standard error of the difference by user, the delivered value of a user being the mean over seeds."""
+    known = [found for found in positions if found is not None]
+    assert len(known) == len(positions), "a retrieval run keeps the positions of its users"
+    ours = np.mean([user_values(found.positions[found.main], metric) for found in known], axis=0)
+    difference = ours - user_values(known[0].positions[baseline], metric)
+    return float(difference.std(ddof=1) / np.sqrt(len(difference)))
+
+
+def figures(results: Sequence[LogResult]) -> dict[str, float]:
+    """Return the keys of the record."""
+    found: dict[str, float] = {"num_logs": float(len(results))}
+    for short in METRICS:
+        families = defaultdict(list)
+        for result in results:
+            families[result.family].append(result.ratio(short))
+            found[f"{result.name}_ratio_{short}"] = result.ratio(short)
+        found[f"mean_ratio_{short}"] = float(np.mean([np.mean(ratios) for ratios in families.values()]))
+    found["worst_margin"] = min(result.margin(short) for result in results for short in METRICS)
+    short_logs = [result.seconds for result in results if result.store.num_events <= SHORT_LOG]
+    if short_logs:
+        found["most_seconds"] = max(short_logs)
+    return found
+
+
+def _table(results: Sequence[LogResult]) -> Table:
+    columns = [
+        "log",
+        "users",
+        "items",
+        "events",
+        "HR@10",
+        "model alone",
+        "best baseline",
+        "its HR@10",
+        "ratio",
+        "NDCG ratio",
+    ]
+    columns += ["least margin (SE)", "seconds", "delivered (first seed)"]
+    rows: list[list[Cell]] = []
+    for result in results:
+        store, (name, value) = result.store, result.best["hr"]
+        sizes: list[Cell] = [result.name, store.num_users, store.num_items, store.num_events]
+        values: list[Cell] = [result.values["hr"], result.model_values["hr"], name, value]
+        margin = min(result.margin(short) for short in METRICS)
+        ratios: list[Cell] = [result.ratio("hr"), result.ratio("ndcg"), margin]
+        rows.append([*sizes, *values, *ratios, result.seconds, result.delivered[0]])
+    return Table("What quickstart delivers against the best simple method, mean of the seeds", columns, rows)
+
+
+def _plot(results: Sequence[LogResult]) -> str:
+    series = {
+        "delivered": [result.values["hr"] for result in results],
+        "model alone": [result.model_values["hr"] for result in results],
+        "best simple method": [result.best["hr"][1] for result in results],
+    }
+    title = "HR@10 of quickstart on logs nobody tuned for"
+    return grouped_bar_chart([result.name for result in results], series, title=title, y=Axis("HR@10"))
