@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from turbogr.recommend import load
     from turbogr.report.page import write_report
     from turbogr.table_training import train
+    from turbogr.tuning.tuner import tune
 
     evaluate_run = evaluate
     fit = train
@@ -42,6 +43,7 @@ __all__ = [
     "prepare_table",
     "recipe_names",
     "train",
+    "tune",
     "write_report",
 ]
 
@@ -59,6 +61,7 @@ _ORIGINS = {
     "prepare_table": "turbogr.data.prepare.preparation:prepare_table",
     "recipe_names": "turbogr.config:recipe_names",
     "train": "turbogr.table_training:train",
+    "tune": "turbogr.tuning.tuner:tune",
     "write_report": "turbogr.report.page:write_report",
 }
 

@@ -36,6 +36,7 @@ COMMANDS = {
     "inspect": "show what a prepared store contains",
     "train": "train a model on a prepared store",
     "recipes": "list the recipes; print or copy one",
+    "tune": "search for better settings on a prepared store",
     "sweep": "train recipes over a grid of settings and compare the runs",
     "evaluate": "measure a trained run on its held-out items",
     "recommend": "write the recommendations of a trained run",

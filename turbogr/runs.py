@@ -40,7 +40,9 @@ DATA_COPY = "data"  # folder of a run with a copy of its store
 MOST_COPIED = 256 << 20  # bytes of data that train.copy_data=auto copies
 
 _REMEDY = "name a folder that `turbogr train RECIPE --data DIR --out RUN` wrote"
-_NOT_METRICS = frozenset({"kind", "step", "part", "epoch", "num_users", "elapsed", "evaluation_seconds"})
+_NOT_METRICS = frozenset(
+    {"kind", "step", "part", "epoch", "num_users", "elapsed", "evaluation_seconds", "standard_error"}
+)
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,12 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--resume", action="store_true", help="continue the run in RUN from its newest checkpoint")
     parser.add_argument(
+        "--until-epoch",
+        type=int,
+        metavar="N",
+        help="pause after epoch N with a checkpoint; --resume goes on to the same weights as without the pause",
+    )
+    parser.add_argument(
         "--init-from",
         metavar="RUN",
         help="start from the parameters and item vectors of another run; --data must extend that run's data",
@@ -54,7 +60,8 @@ def run(args: argparse.Namespace) -> int:
 
         check_ranks(args.ranks)
         if args.ranks > 1:
-            return launch(_command(args) + (["--resume"] if args.resume else []), args.ranks)
+            until = [] if args.until_epoch is None else ["--until-epoch", str(args.until_epoch)]
+            return launch(_command(args) + until + (["--resume"] if args.resume else []), args.ranks)
     from turbogr.parallel.world import is_first_rank
     from turbogr.training.run import train
 
@@ -66,6 +73,7 @@ def run(args: argparse.Namespace) -> int:
         resume=args.resume,
         init_from=args.init_from,
         plugins=args.plugins,
+        until_epoch=args.until_epoch,
     )
     if not is_first_rank():
         return 0
@@ -76,8 +84,9 @@ def run(args: argparse.Namespace) -> int:
         again = [*_command(args), "--resume", *([] if ranks is None else ["--ranks", str(ranks)])]
         command = shlex.join(["turbogr", *again])
         saved = f"step {result.step} is saved" if result.step else "nothing is lost but time"
-        print(f"interrupted; {saved}. Continue with: {command}", file=sys.stderr)
-        return 128 + (result.signal or 0)
+        how = "paused" if result.signal is None else "interrupted"
+        print(f"{how}; {saved}. Continue with: {command}", file=sys.stderr)
+        return 0 if result.signal is None else 128 + result.signal
     best = "" if result.best_value is None else f"; best {result.best_value:.4f} at step {result.best_step}"
     for line in _delivery(args.out):
         print(line)
@@ -106,4 +115,5 @@ def _command(args: argparse.Namespace) -> list[str]:
     command = ["train", args.recipe, "--data", args.data, "--out", args.out]
     command += [part for override in args.overrides for part in ("--set", override)]
     command += plugins_arguments(args)
-    return command + ([] if args.init_from is None else ["--init-from", args.init_from])
+    command += [] if args.init_from is None else ["--init-from", args.init_from]
+    return command

@@ -8,17 +8,13 @@ the sweep is killed.
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
-import os
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from signal import SIGTERM, Signals
+from signal import Signals
 
 import torch
 
@@ -26,10 +22,10 @@ from turbogr import ops
 from turbogr.config import Config
 from turbogr.data.store import Store
 from turbogr.errors import UserError
-from turbogr.machine import usable_cores
 from turbogr.runs import RunFolder
 from turbogr.sweep.grid import LOGS, Cell
 from turbogr.sweep.run_folder import check_folder, config_of
+from turbogr.sweep.run_process import RunProcess, ending
 from turbogr.training.run_summary import read_summary
 from turbogr.training.stopping import StopRequest
 from turbogr.training.trainer import choose_device
@@ -37,8 +33,6 @@ from turbogr.training.trainer import choose_device
 TRAIN = [sys.executable, "-m", "turbogr", "train"]
 
 _POLL_SECONDS = 0.2
-_C_LIBRARY = ctypes.CDLL(None)  # loaded here: between fork and exec little is safe
-_PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 
 
 @dataclass(frozen=True)
@@ -68,15 +62,15 @@ def sweep(
     skipped = len(cells) - len(waiting)
     if skipped:
         report(f"{skipped} of {len(cells)} runs are finished already")
-    running: list[_RunProcess] = []
+    running: list[_CellProcess] = []
     failed: dict[str, str] = {}
     number = skipped
-    with StopRequest() as stop, _ending(running):
+    with StopRequest() as stop, ending(running):
         passed_on = False
         while running or (waiting and not stop):
             while waiting and len(running) < jobs and not stop:
                 number += 1
-                run = _RunProcess(waiting.pop(0), data, out, overrides, jobs, plugins)
+                run = _CellProcess(waiting.pop(0), data, out, overrides, jobs, plugins)
                 report(f"[{number}/{len(cells)}] {run.cell.name}  starts; its output goes to {run.log}")
                 running.append(run)
             if stop.signal is not None and not passed_on:
@@ -90,90 +84,23 @@ def sweep(
                     failed[run.cell.name] = run.reason()
                     report(f"{run.cell.name}  failed: {failed[run.cell.name]}")
                 elif not stop:
-                    report(f"{run.cell.name}  done in {run.minutes():.1f} min: {run.last_line()}")
+                    report(f"{run.cell.name}  done in {run.seconds() / 60:.1f} min: {run.last_line()}")
             time.sleep(_POLL_SECONDS)
     return Outcome(failed, stop.signal)
 
 
-@contextmanager
-def _ending(running: Sequence[_RunProcess]) -> Iterator[None]:
-    """End the runs if the block ends by an exception: they write checkpoints, unless they were signalled before."""
-    try:
-        yield
-    except BaseException:
-        for run in running:
-            run.process.terminate()
-        try:
-            for run in running:
-                run.process.wait()
-        finally:
-            for run in running:
-                run.process.kill()
-        raise
+class _CellProcess(RunProcess):
+    """The run of a cell."""
 
-
-class _RunProcess:
     def __init__(
         self, cell: Cell, data: Path, out: Path, overrides: Sequence[str], jobs: int, plugins: Sequence[str]
     ) -> None:
         self.cell = cell
-        self.log = out / LOGS / f"{cell.name}.log"
-        self.log.parent.mkdir(parents=True, exist_ok=True)
-        self._started = time.monotonic()
         command = [*TRAIN, str(cell.recipe), "--data", str(data)]
         command += ["--out", str(out / cell.name), "--resume"]
         command += [part for override in (*overrides, *cell.overrides) for part in ("--set", override)]
         command += [part for plugin in plugins for part in ("--plugins", plugin)]
-        threads = {"OMP_NUM_THREADS": str(max(1, usable_cores() // jobs))} if jobs > 1 else {}
-        with self.log.open("ab") as log:
-            self._log_start = log.tell()  # earlier attempts wrote what is before it
-            # A session of its own: Ctrl-C in a terminal then reaches the run only through us, once.
-            self.process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env={**threads, **os.environ},
-                start_new_session=True,
-                preexec_fn=_ends_with_its_parent,
-            )
-
-    def minutes(self) -> float:
-        return (time.monotonic() - self._started) / 60
-
-    def reason(self) -> str:
-        """Return why the run failed: the signal that killed it, which is not in the log, else the log's last line."""
-        if self.process.returncode >= 0:
-            return self.last_line()
-        name = _signal_name(-self.process.returncode)
-        remedy = "; the system does that when memory runs out: try fewer --jobs or a smaller batch"
-        return f"killed by {name}{remedy if name == 'SIGKILL' else ''}"
-
-    def last_line(self) -> str:
-        """Return the last line that this attempt wrote to the log, else how the process ended."""
-        with self.log.open("rb") as log:
-            log.seek(self._log_start)
-            lines = log.read().decode("utf-8", errors="replace").splitlines()
-        said = [line.strip() for line in lines if line.strip()]
-        return said[-1] if said else f"ended with status {self.process.returncode} and no message"
-
-
-def _ends_with_its_parent() -> None:
-    """In a new process: ask the system for a SIGTERM when the sweep has ended, for whatever reason.
-
-    The signal comes once for every thread of a sweep that was killed, so the run may end while it writes its last
-    checkpoint; the one before stays.
-    """
-    prctl = getattr(_C_LIBRARY, "prctl", None)
-    if prctl is not None:
-        prctl(_PR_SET_PDEATHSIG, int(SIGTERM), 0, 0, 0)
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return Signals(number).name
-    except ValueError:  # real-time signals have no names
-        return f"signal {number}"
+        super().__init__(command, out / LOGS / f"{cell.name}.log", jobs=jobs)
 
 
 def check(cells: Sequence[Cell], data: Path, out: Path, overrides: Sequence[str] = (), *, jobs: int = 1) -> list[Cell]:

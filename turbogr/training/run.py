@@ -63,6 +63,7 @@ def train(
     resume: bool = False,
     init_from: str | Path | None = None,
     plugins: Sequence[str | Path] = (),
+    until_epoch: int | None = None,
 ) -> TrainResult:
     """Train a recipe on the prepared store `data` into the run folder `out`; `turbogr.train` is the general form.
 
@@ -70,8 +71,9 @@ def train(
     With `resume`, an existing run continues from its newest checkpoint with the same model and data; how long (but not
     less than it has been trained), how fast, on how many ranks and how it is evaluated may change. A folder that does
     not exist yet is started. `init_from` is a run whose parameters and item vectors a new run starts from; `data` must
-    extend what that run was trained on. `plugins` are files or modules of your own components, besides those that the
-    recipe names.
+    extend what that run was trained on. With `until_epoch` training pauses after that epoch, without a summary; it is
+    "interrupted" without a signal, and resumes to the same weights. `plugins` are files or modules of your own
+    components, besides those that the recipe names.
 
     A process that torchrun has started trains together with the other ranks; `data` and `out` must be the same folders
     for all of them. Rank 0 prints and writes.
@@ -112,6 +114,7 @@ def train(
             if world.is_first:
                 about_repeats = start.record.get("protocol", {}).get("reason")
                 _say_what_starts(trainer, start.changes, environment["ranks"]["why"], about_repeats)
+            trainer.until_epoch = until_epoch
             result = _train_and_summarise(trainer)
             if world.is_first and result.status != "interrupted":
                 keep_data(start)
@@ -236,6 +239,8 @@ def _train_and_summarise(trainer: Trainer) -> TrainResult:
     if not is_current() and world.is_first:
         (trainer.run / SUMMARY).unlink(missing_ok=True)
     result = trainer.fit()
+    if trainer.until_epoch is not None:
+        return dataclasses.replace(result, status="interrupted")
     if result.status == "interrupted" or is_current():
         return result
     with AgreedStop(world) as stop:

@@ -121,6 +121,8 @@ class Trainer:
         self.checkpoints = Checkpoints(run, config.train.keep_checkpoints, self.world)
         self.stop = AgreedStop(self.world)
         self.progress = Progress()
+        self.until_epoch: int | None = None
+        """Epoch after which training pauses: it ends as if interrupted, to be resumed."""
         self._profiler = Profiler()
         self.num_steps = self._count_steps()
         """About how many steps the run has; exact when batches are counted in sequences."""
@@ -321,6 +323,8 @@ class Trainer:
         patience = self.config.evaluate.patience
         if patience is not None and progress.stale_evaluations >= patience:
             return "stopped early"
+        if self.until_epoch is not None and progress.loader["epoch"] >= self.until_epoch:
+            return "interrupted"
         return "finished" if self._all_steps_done(train.epochs, train.steps) else None
 
     def _all_steps_done(self, epochs: int | None, steps: int | None) -> bool:
@@ -352,6 +356,7 @@ class Trainer:
         seconds = time.perf_counter() - started
         assert config.metric is not None, "resolve the config first"
         value = result.metrics[config.metric]
+        error = getattr(result, "standard_errors", {}).get(config.metric)
         (selecting,) = self.task.describe_metrics([config.metric])
         better = progress.best_value is None or selecting.is_better(value, progress.best_value)
         progress.stale_evaluations = 0 if better else progress.stale_evaluations + 1
@@ -368,6 +373,7 @@ class Trainer:
                 "num_users": result.num_users,
                 "elapsed": progress.seconds,
                 "evaluation_seconds": seconds,
+                **({} if error is None else {"standard_error": error}),
             },
         )
         others = [info.name for info in one_per_family(self.task.describe_metrics(result.metrics)) if info != selecting]

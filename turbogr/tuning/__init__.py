@@ -1,0 +1,1 @@
+"""A search for better settings of a recipe on one log, within a given time: `turbogr tune`."""
