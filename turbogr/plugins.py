@@ -66,6 +66,7 @@ RESERVED = (
     "train",
     "parallel",
     "pipeline",
+    "defaults",
 )
 """The sections of a config, which no component's own section may be named after."""
 
