@@ -10,6 +10,7 @@ import torch
 
 from turbogr.config import load_config, resolve
 from turbogr.models import RetrievalModel
+from turbogr.simple.methods import METHODS
 
 FOLDER = Path(__file__).parents[2] / "recipes"
 RECIPES = sorted(str(path.relative_to(FOLDER)) for path in FOLDER.rglob("*.yaml"))
@@ -70,7 +71,7 @@ def test_the_commands_in_a_recipe_are_its_own(recipe: str) -> None:
     assert f"# turbogr train {recipe} --data data/{data} --out runs/{run}\n" in text
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", [recipe for recipe in RECIPES if not recipe.startswith("simple/")])
 def test_every_recipe_is_a_model(recipe: str) -> None:
     config = resolve(
         load_config(FOLDER / recipe), num_items=1000, num_sequences=6000, typical_length=30, longest_length=300
@@ -78,6 +79,12 @@ def test_every_recipe_is_a_model(recipe: str) -> None:
     with torch.device("meta"):
         model = RetrievalModel(config.model)
     assert model.num_parameters() > 0
+
+
+@pytest.mark.parametrize("recipe", [recipe for recipe in RECIPES if recipe.startswith("simple/")])
+def test_a_simple_recipe_is_the_method_of_its_name(recipe: str) -> None:
+    assert Path(recipe).stem == load_config(FOLDER / recipe).model.name
+    assert Path(recipe).stem in METHODS
 
 
 @pytest.mark.parametrize("recipe", [*PUBLISHED, *OURS])
