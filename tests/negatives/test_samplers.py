@@ -119,17 +119,67 @@ def test_a_wrong_distribution_would_be_noticed() -> None:
     assert chi_square(drawn, weights / weights.sum()) > 20
 
 
+def check_alias_table(weights: np.ndarray) -> None:
+    """The table's probabilities are those of `weights` up to rounding; integers, so that the check adds none."""
+    table, cell = AliasTable.of(weights), 2**31 - 1
+    kept, aliases = table.thresholds.numpy().astype(np.int64), table.aliases.numpy()
+    assert kept.min() >= 0 and aliases.min() >= 0 and aliases.max() < len(weights)
+    given = np.zeros(len(weights), np.int64)
+    np.add.at(given, aliases, cell - kept)
+    implied = kept + given  # of len(weights) * cell
+    assert implied.sum() == len(weights) * cell
+    wanted = weights / weights.max()
+    wanted *= len(weights) / wanted.sum() * cell
+    np.testing.assert_allclose(implied.astype(np.float64), wanted, rtol=1e-14, atol=1.01)
+    assert (implied[weights == 0] == 0).all()
+
+
 @pytest.mark.parametrize(
     "weights",
-    [[1.0], [1, 1, 1], [5, 1], [1e-9, 1, 1e9], np.arange(1, 1001) ** -1.2, np.random.default_rng(0).random(777) + 1e-6],
-    ids=["one", "equal", "two", "extreme", "zipf", "random"],
+    [
+        [1.0],
+        [5, 1],
+        [1e-9, 1, 1e9],
+        [1e-300, 1e300, 0, 1e300],
+        [5e-324, 5e-324, 0],
+        [1.7e308] * 3,
+        [0, 0, 7, 0],
+        [1, 1, 1, 1 + 2**-52],
+        np.arange(1, 1001) ** -1.2,
+        np.random.default_rng(0).random(777) + 1e-6,
+        np.random.default_rng(1).pareto(0.3, 200_000),
+        np.concatenate([np.full(300_000, 0.3), np.full(100_000, 1.7)]),
+    ],
 )
 def test_an_alias_table_has_exactly_its_weights(weights: object) -> None:
-    wanted = np.asarray(weights, np.float64)
-    table = AliasTable.of(wanted)
-    kept = table.thresholds.numpy() / (2**31 - 1)
-    implied = (kept + np.bincount(table.aliases.numpy(), 1 - kept, len(wanted))) / len(wanted)
-    np.testing.assert_allclose(implied, wanted / wanted.sum(), atol=1e-9)
+    check_alias_table(np.asarray(weights, np.float64))
+
+
+def test_an_alias_table_of_any_number_of_equal_items() -> None:
+    """Their sum is rounded up about as often as down, so that every item may seem to be less likely than the mean."""
+    for num_items in [*range(1, 200), 999, 3706, 100_003]:
+        for count in (1, 3, 10, 123):
+            check_alias_table(np.full(num_items, float(count)) ** 0.75)
+
+
+def test_an_alias_table_of_any_weights() -> None:
+    random = np.random.default_rng(0)
+    for _ in range(400):
+        weights = random.integers(0, 5, random.integers(1, 30)).astype(np.float64)
+        weights[random.integers(len(weights))] += 1
+        check_alias_table(weights)
+        check_alias_table(weights ** random.uniform(0, 3) * 10.0 ** random.integers(-250, 250))
+
+
+def test_an_item_of_weight_zero_is_never_drawn() -> None:
+    drawn = AliasTable.of(np.array([0.0, 1.0, 0.0, 2.0])).draw(torch.arange(2000), 3, 8)
+    assert drawn.unique().tolist() == [1, 3]
+
+
+def test_items_that_occur_equally_often_can_be_drawn() -> None:
+    context = LossContext(60, 1, lambda: np.full(60, 10))
+    sampler = PopularitySampler(LossConfig(sampler="popularity"), None, context)
+    assert chi_square(sampler.draw(request(4000, torch.arange(3)), 64), np.full(60, 1 / 60)) < 4
 
 
 @pytest.mark.parametrize("name", CONFIGS)
