@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import stat
@@ -7,7 +8,7 @@ import stat
 import pytest
 
 from turbogr.errors import UserError
-from turbogr.files import atomic_file, check_writable, replace_text
+from turbogr.files import atomic_file, check_writable, remove_abandoned_files, replace_text
 
 
 def test_text_is_replaced_and_readable_like_any_file(tmp_path):
@@ -53,6 +54,58 @@ def test_a_failure_names_the_file_that_was_asked_for(tmp_path, monkeypatch):
         replace_text(path, "new")
     assert ".part" not in str(failed.value)
     assert [entry.name for entry in tmp_path.iterdir()] == ["a.json"]
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
+def test_a_failed_write_names_the_file_that_was_asked_for(tmp_path, number):
+    path = tmp_path / "a.json"
+    with pytest.raises(OSError, match=r"a\.json'$") as failed, atomic_file(path):
+        raise OSError(number, os.strerror(number))  # the system names no file for a write
+    assert failed.value.filename == str(path)
+
+
+def test_the_umask_of_the_process_is_never_changed(tmp_path, monkeypatch):
+    before = os.umask(0o027)
+    try:
+        monkeypatch.setattr(os, "umask", lambda mask: pytest.fail("another thread would make files with this umask"))
+        replace_text(tmp_path / "a.json", "one")
+    finally:
+        monkeypatch.undo()
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "a.json").stat().st_mode) == 0o640
+
+
+def test_files_of_killed_writers_are_removed_and_no_others(tmp_path):
+    for name in (".a.json.ab12_xyz.part", ".a.json.0123abcd.part"):
+        (tmp_path / name).write_text("left by a killed process")
+    others = [".mine.part", "a.json.0123abcd.part", ".a.json.0123abcd", ".a.json.0123ABCD.part"]
+    for name in others:
+        (tmp_path / name).write_text("not ours")
+    os.mkfifo(tmp_path / ".pipe.0123abcd.part")
+    with atomic_file(tmp_path / "a.json") as written:
+        remove_abandoned_files(tmp_path)
+        assert sorted(entry.name for entry in tmp_path.iterdir()) == sorted(
+            [*others, ".pipe.0123abcd.part", written.name]
+        )
+        written.write_text("new")
+    assert (tmp_path / "a.json").read_text() == "new"
+    remove_abandoned_files(tmp_path / "a.json")
+    remove_abandoned_files(tmp_path / "no such folder")
+
+
+def test_a_file_that_is_removed_before_it_is_locked_is_made_again(tmp_path, monkeypatch):
+    opened, removed = os.open, []
+
+    def removed_before_it_is_locked(path, flags, *rest):
+        handle = opened(path, flags, *rest)
+        if not removed:
+            removed.append(path)
+            remove_abandoned_files(tmp_path)
+        return handle
+
+    monkeypatch.setattr(os, "open", removed_before_it_is_locked)
+    replace_text(tmp_path / "a.json", "new")
+    assert removed and [entry.name for entry in tmp_path.iterdir()] == ["a.json"]
 
 
 @pytest.fixture(params=["pipe", "socket", "link to a pipe", "link to itself"])

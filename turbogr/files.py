@@ -1,16 +1,26 @@
-"""Atomic writing: a reader sees the old content of a file or the new one, never a part of it."""
+"""Atomic writing: a reader sees the old content of a file or the new one, never a part of it.
+
+A file is written beside its target as `.NAME.RANDOM.part` and renamed. Its writer holds a lock on it, so that what a
+killed process has left is not confused with what a running one writes (`remove_abandoned_files`).
+"""
 
 from __future__ import annotations
 
 import errno
 import os
+import re
+import secrets
 import stat
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from turbogr.errors import UserError
+from turbogr.file_locks import is_at, try_lock
+
+_TEMPORARY = re.compile(r"\..+\.[0-9a-z_]{8}\.part")  # letters and _: names of release 0.1
+_OF_THE_TARGET = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)  # a failed write, which names no file
+_CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF)  # a file system that does not flush folders
 
 
 def check_writable(path: Path | str, option: str) -> None:
@@ -61,26 +71,73 @@ def atomic_file(path: Path | str) -> Iterator[Path]:
     _refuse_special(path, str(path))
     target = _link_target(path)
     try:
-        handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
+        temporary, handle = _make_beside(target)
     except OSError as error:
         error.filename = str(path)
         raise
-    os.close(handle)
-    temporary = Path(name)
     try:
         yield temporary
-        handle = os.open(temporary, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-        os.chmod(temporary, 0o666 & ~_umask())  # mkstemp's files are private; ours get the usual permissions
+        os.fsync(handle)
         os.replace(temporary, target)
     except BaseException as error:
         temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.filename in (temporary, name):  # name the file that the user knows
+        if isinstance(error, OSError) and _names_temporary(error, temporary):  # name the file that the user knows
             error.filename = str(path)
         raise
+    finally:
+        os.close(handle)
+
+
+def remove_abandoned_files(folder: Path) -> None:
+    """Remove the temporary files that killed writers left in `folder`, if there is such a folder.
+
+    Where the file system has no locks, nothing is removed: a running process may write it.
+    """
+    try:
+        entries = sorted(entry for entry in folder.iterdir() if _TEMPORARY.fullmatch(entry.name))
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    for entry in entries:
+        with suppress(OSError):  # its writer has renamed it, or it is not ours
+            handle = os.open(entry, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK)
+            try:
+                if stat.S_ISREG(os.fstat(handle).st_mode) and try_lock(handle) and is_at(handle, entry):
+                    entry.unlink()
+            finally:
+                os.close(handle)
+
+
+def sync_folder(folder: Path) -> None:
+    """Flush the names in a folder to disk, so that a rename outlasts a power cut, where the file system can."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in _CANNOT_SYNC:
+            raise
+    finally:
+        os.close(handle)
+
+
+def _make_beside(target: Path) -> tuple[Path, int]:
+    """Make an empty temporary file beside `target`; return it with an open handle that locks it.
+
+    Its permissions are those of any new file. The system applies the umask, which a process with threads cannot read.
+    """
+    while True:
+        temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.part")
+        handle = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+        # Before the lock was taken, another process may have found the file unlocked and removed it.
+        if try_lock(handle) is not False and is_at(handle, temporary):
+            return temporary, handle
+        os.close(handle)
+
+
+def _names_temporary(error: OSError, temporary: Path) -> bool:
+    """Whether an error is about the temporary file, by name or because a write has failed."""
+    if error.filename is None:
+        return error.errno in _OF_THE_TARGET
+    return error.filename in (temporary, str(temporary))
 
 
 def _link_target(path: Path) -> Path:
@@ -100,9 +157,3 @@ def _refuse_special(path: Path, name: str) -> None:
         return
     kind = "a pipe" if stat.S_ISFIFO(mode) else "a socket" if stat.S_ISSOCK(mode) else "a device"
     raise UserError(f"{name} is {kind} and cannot be replaced by a file; name a regular file or a new one")
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

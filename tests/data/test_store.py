@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -288,15 +287,14 @@ def test_a_folder_that_another_writer_cleans_away_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = tmp_path / "store"
-    make, opened = tempfile.mkdtemp, os.open
+    make, opened = os.mkdir, os.open
     cleaned: list[str] = []
 
-    def cleaned_before_it_is_opened(**options: str) -> str:
-        folder = make(**options)
+    def cleaned_before_it_is_opened(folder: Path, *rest: Any) -> None:
+        make(folder, *rest)
         if not cleaned:
-            cleaned.append(folder)
+            cleaned.append(str(folder))
             atomic_folder.remove_abandoned(target)
-        return folder
 
     def cleaned_before_it_is_locked(path: Path, flags: int, *rest: Any, **named: Any) -> int:
         handle = opened(path, flags, *rest, **named)
@@ -305,7 +303,7 @@ def test_a_folder_that_another_writer_cleans_away_is_made_again(
             atomic_folder.remove_abandoned(target)
         return handle
 
-    monkeypatch.setattr(tempfile, "mkdtemp", cleaned_before_it_is_opened)
+    monkeypatch.setattr(os, "mkdir", cleaned_before_it_is_opened)
     monkeypatch.setattr(os, "open", cleaned_before_it_is_locked)
     write(target)
     assert len(cleaned) == 2

@@ -10,15 +10,15 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
-import fcntl
 import glob
 import os
 import secrets
 import shutil
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+
+from turbogr.file_locks import is_at, try_lock
 
 _AT_CWD, _SWAP = -100, 2  # arguments of renameat2 (Linux) and renamex_np (macOS); 2 means swapping in both
 
@@ -30,11 +30,12 @@ def make_beside(target: Path) -> tuple[Path, int]:
         OSError: nothing can be written there.
     """
     while True:
-        folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.partial-", dir=target.parent))
+        folder = target.with_name(f".{target.name}.partial-{secrets.token_hex(4)}")
+        os.mkdir(folder)  # with the usual permissions, as the system applies the umask
         with contextlib.suppress(FileNotFoundError):
             handle = os.open(folder, os.O_RDONLY)
             # Before the lock was taken, another writer may have found the folder unlocked and removed it.
-            if _lock(handle, otherwise=True) and _is_at(handle, folder):
+            if try_lock(handle) is not False and is_at(handle, folder):
                 return folder, handle
             os.close(handle)
 
@@ -71,7 +72,7 @@ def move_into_place(folder: Path, target: Path) -> Path | None:
     except FileNotFoundError:  # another writer is between its two renames
         return move_into_place(folder, target)
     try:
-        _lock(handle, otherwise=True)
+        try_lock(handle)
         os.rename(target, previous)
         try:
             os.rename(folder, target)
@@ -105,28 +106,10 @@ def _unlocked(target: Path, kind: str) -> Iterator[Path]:
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             try:
-                if _lock(handle, otherwise=False):
+                if try_lock(handle):
                     yield folder
             finally:
                 os.close(handle)
-
-
-def _lock(handle: int, *, otherwise: bool) -> bool:
-    """Lock an open folder; return whether nobody else has it locked, `otherwise` where there are no locks."""
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return otherwise
-    return True
-
-
-def _is_at(handle: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(handle), os.stat(path))
-    except FileNotFoundError:
-        return False
 
 
 def _exchange(first: Path, second: Path) -> bool:

@@ -27,6 +27,7 @@ from turbogr.data.atomic_folder import make_beside, move_into_free_place, move_i
 from turbogr.data.store import ITEM_INFO, MANIFEST, Column, Manifest, Store
 from turbogr.data.vocabulary import Int64Array
 from turbogr.errors import UserError
+from turbogr.files import sync_folder
 
 
 class ColumnFile:
@@ -140,7 +141,6 @@ class StoreWriter:
             file.write(manifest.to_json())
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(self.folder, 0o777 & ~_umask())
         os.fsync(self._lock)
         self._move_into_place()
         self._close()
@@ -158,7 +158,7 @@ class StoreWriter:
                 f"{self.target} appeared while its data was prepared and is left as it is; choose another --out or "
                 "pass --overwrite"
             )
-        _fsync_folder(self.target.parent)
+        sync_folder(self.target.parent)
         if replaced is not None:
             shutil.rmtree(replaced, ignore_errors=True)
 
@@ -213,17 +213,3 @@ def _content_hash(columns: Mapping[str, Column], manifest: Manifest) -> str:
     )
     text = "\n".join([*lines, manifest.split, manifest.times])
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _fsync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
