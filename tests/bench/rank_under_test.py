@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import time
@@ -17,6 +18,10 @@ from turbogr.parallel.world import World
 def measure(world: World, options: dict[str, Any]) -> dict[str, Any]:
     if world.rank == options.get("fails"):
         raise SystemExit("this rank fails")
+    if world.rank == options.get("fails_at_exit"):
+        atexit.register(os.abort)
+    if world.rank == options.get("hangs_at_exit"):
+        atexit.register(time.sleep, 60)
     if world.rank == options.get("killed"):
         os.kill(os.getpid(), signal.SIGKILL)
     seconds = 0.0

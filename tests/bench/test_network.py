@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from turbogr.bench import _network
+from turbogr.bench import _network, _ranks
+from turbogr.bench._children import last_words
 from turbogr.bench._network import LOOPBACK, Network, Node, emulated_network, remove_leftovers
-from turbogr.bench._ranks import run_as_ranks
-from turbogr.errors import UserError
+from turbogr.bench._ranks import RankFailed, run_as_ranks
+from turbogr.errors import Note, UserError
 
 RANK = "tests.bench.rank_under_test"
 
@@ -104,8 +105,28 @@ def test_nodes_that_are_only_names_still_have_ranks_each() -> None:
 
 
 def test_a_rank_that_fails_ends_the_job_and_is_named() -> None:
-    with pytest.raises(RuntimeError, match=r"rank 1 of 2 ended with 1: .*this rank fails"):
+    with pytest.raises(RankFailed, match=r"rank 1 of 2 ended with 1: .*this rank fails"):
         run_as_ranks(RANK, 2, {"fails": 1})
+
+
+def test_what_a_failed_process_said() -> None:
+    traceback = 'Traceback (most recent call last):\n  File "x.py", line 1\nturbogr.errors.RankLost: rank 1 is gone\n'
+    assert last_words(traceback) == "turbogr.errors.RankLost: rank 1 is gone"
+    assert last_words("x\nterminate called without an active exception\n  frame #1\n").startswith("terminate called")
+    assert last_words("this fails\n\n") == "this fails" and last_words("") == "no output"
+
+
+def test_a_rank_that_does_not_end_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_ranks, "_LEAVING_SECONDS", 0.2)
+    with pytest.warns(Note, match=r"rank 1 of 2 did not end within 0\.2 s"):
+        assert run_as_ranks(RANK, 2, {"hangs_at_exit": 1})["seconds"] == 0
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_result_is_kept_if_a_rank_fails_when_all_have_done_their_work(rank: int) -> None:
+    with pytest.warns(Note, match=rf"rank {rank} of 2 ended with -6: .*so their result is kept"):
+        found = run_as_ranks(RANK, 2, {"fails_at_exit": rank})
+    assert [entry["numbers"] for entry in found["ranks"]] == [[0, 0, 2], [1, 1, 2]]
 
 
 def test_a_rank_that_is_killed_says_what_to_do() -> None:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
+from turbogr.bench._journal import measured
 from turbogr.bench.record import Cell, Table
 from turbogr.config import Config, DataConfig, EvaluateConfig, ModelConfig, OptimizerConfig, TrainConfig
 from turbogr.data.batching import plan_batches
@@ -50,7 +52,12 @@ def learning_curves(epochs: int, **synthetic: Any) -> Curves:
         rows: list[list[Cell]] = []
         curves: list[Series] = []
         for name, config in (("sequences", by_sequences), ("tokens", by_tokens)):
-            values = np.array([_curve(config, store, Path(folder), seed) for seed in _SEEDS])
+            values = np.array(
+                [
+                    measured(f"batches of {name}, seed {seed}", partial(_curve, config, store, Path(folder), seed))
+                    for seed in _SEEDS
+                ]
+            )
             data = config.data
             batches = plan_batches(lengths, batch_size=data.batch_size, batch_tokens=data.batch_tokens)
             mixing = length_correlation(lengths, batches)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from turbogr.bench._journal import measured
 from turbogr.bench._ranks import rank_main, run_as_ranks
 from turbogr.bench.record import Cell, Table
 from turbogr.config import Config, ModelConfig, resolve
@@ -43,15 +44,17 @@ def measured_waiting(ranks: int, steps: int, median: float, mean: float, figures
     """Train `steps` steps on `ranks` processes, both ways; adds `wait_share_before_N` and `wait_share_after_N`.
 
     Raises:
-        RuntimeError: the processes failed; the message has the end of their output.
+        CaseFailed: the processes failed; the message says why.
     """
-    measured = run_as_ranks("turbogr.bench._balance_measured", ranks, {"steps": steps, "median": median, "mean": mean})
+    options = {"steps": steps, "median": median, "mean": mean}
+    module = "turbogr.bench._balance_measured"
+    times = measured(f"waiting of {ranks} ranks", lambda: run_as_ranks(module, ranks, options))
     rows: list[list[Cell]] = []
     for when, strategy in _STRATEGIES.items():
-        found = measured[when]
+        found = times[when]
         figures[f"wait_share_{when}_{ranks}"] = 100 * found["waiting"]
         rows.append([strategy, 100 * found["waiting"], 100 * found["planned"], 1e3 * found["seconds"]])
-    a, b = (1e6 * number for number in measured["cost"])
+    a, b = (1e6 * number for number in times["cost"])
     title = f"Measured on {ranks} processes: n tokens cost {a:.3g}·n + {b:.3g}·n² µs"
     return Table(title, ["strategy", "waiting %", "by the cost model %", "slowest rank ms"], rows)
 

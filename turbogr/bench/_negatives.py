@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from typing import NamedTuple
 
 import torch
@@ -14,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from turbogr import ops
+from turbogr.bench._children import in_child
 from turbogr.bench._training import _reset_peak, _resident_bytes
 from turbogr.config import LossConfig, ModelConfig
 from turbogr.data.batching import Batch
@@ -70,10 +69,7 @@ WAYS: dict[str, Callable[[int], LossConfig]] = {
 
 def measure_in_child(case: Case) -> Measured:
     """Measure a case in a new process, forked from one that has only imported this module."""
-    context = get_context("forkserver")
-    context.set_forkserver_preload([__name__])
-    with ProcessPoolExecutor(1, mp_context=context) as pool:
-        return pool.submit(measure, case).result()
+    return in_child(measure, case, "forkserver")
 
 
 class Rounding(NamedTuple):
@@ -87,10 +83,7 @@ class Rounding(NamedTuple):
 
 def measure_rounding_in_child(case: Case) -> Rounding:
     """Measure what fp16 negatives add to a step of a case, in a new process."""
-    context = get_context("forkserver")
-    context.set_forkserver_preload([__name__])
-    with ProcessPoolExecutor(1, mp_context=context) as pool:
-        return pool.submit(measure_rounding, case).result()
+    return in_child(measure_rounding, case, "forkserver")
 
 
 def measure_rounding(case: Case) -> Rounding:

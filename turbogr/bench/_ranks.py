@@ -15,17 +15,23 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from turbogr.bench._children import MeasurementFailed, last_words
 from turbogr.bench._network import LOOPBACK, Network
-from turbogr.errors import UserError
+from turbogr.errors import Note, warn_caller
+from turbogr.files import replace_text
 from turbogr.machine import usable_cores
 from turbogr.parallel.world import World, connected_world
 
 _POLL_SECONDS = 0.05
 _FAILURE_SECONDS = 0.5  # to wait for the ranks that fail because one did
-_SHOWN_CHARACTERS = 2000
+_LEAVING_SECONDS = 30.0  # for ranks to end when there is a result
 
 
-class RankKilled(UserError):
+class RankFailed(MeasurementFailed):
+    """A rank of a benchmark failed."""
+
+
+class RankKilled(RankFailed):
     """A rank of a benchmark was killed by the system or by another process."""
 
 
@@ -35,11 +41,12 @@ def run_as_ranks(
     """Run `python -m module` as `ranks` processes, the same number on every node of the network; return the result.
 
     Each has `threads` threads. With one thread, each rank is pinned to a core of its own, as long as there are enough.
-    The module must call `rank_main` when it is run.
+    The module must call `rank_main` when it is run. If a rank fails after all ranks have done their work, the result is
+    returned, with a warning.
 
     Raises:
         RankKilled: a rank was killed, as the system does when memory runs out.
-        RuntimeError: processes failed; the message has the end of the output of each.
+        RankFailed: processes failed; the message says why each did, its cause has all that they printed.
     """
     assert ranks % len(network.nodes) == 0, (ranks, network)
     with tempfile.TemporaryDirectory() as folder, ExitStack() as started:
@@ -63,39 +70,47 @@ def run_as_ranks(
             )
             started.callback(_end, process)
             processes.append(process)
-        failed = _failures(processes)
-        if -signal.SIGKILL in failed.values():
+        failed = _failures(processes, result)
+        printed = {rank: Path(folder, f"{rank}.txt").read_text(encoding="utf-8", errors="replace") for rank in failed}
+        sentence = "; ".join(
+            f"rank {rank} of {ranks} {_ending(status)}: {last_words(printed[rank])}" for rank, status in failed.items()
+        )
+        if failed and result.exists():
+            warn_caller(f"{sentence}. All ranks had done their work, so their result is kept", Note)
+        elif -signal.SIGKILL in failed.values():
             raise RankKilled(
                 f"a rank of {ranks} was killed, as the system does when memory runs out; smaller models or fewer "
                 "sequences need less (--set)"
             )
-        if failed:
-            message = "; ".join(
-                f"rank {rank} of {ranks} ended with {status}: {_end_of(Path(folder, f'{rank}.txt'))}"
-                for rank, status in failed.items()
-            )
-            raise RuntimeError(message)
+        elif failed:
+            raise RankFailed(sentence) from RuntimeError("\n".join(printed.values()))
         found: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
     return found
 
 
-def _failures(processes: Sequence[subprocess.Popen[bytes]]) -> dict[int, int]:
+def _failures(processes: Sequence[subprocess.Popen[bytes]], result: Path) -> dict[int, int | None]:
     """Wait until all processes have succeeded or one has failed; return the exit status of the failed ranks.
 
-    A rank that fails makes others fail, so they are counted half a second later.
+    A rank that fails makes others fail, so they are counted half a second later. When there is a result, the ranks have
+    some seconds to end; the status of one that does not is None.
     """
+    deadline = None
     while True:
         statuses = [process.poll() for process in processes]
+        if None not in statuses and not any(statuses):
+            return {}
         if any(statuses):
             time.sleep(_FAILURE_SECONDS)
             return {rank: status for rank, process in enumerate(processes) if (status := process.poll())}
-        if None not in statuses:
-            return {}
+        if deadline is None and result.exists():
+            deadline = time.monotonic() + _LEAVING_SECONDS
+        if deadline is not None and time.monotonic() > deadline:
+            return {rank: None for rank, status in enumerate(statuses) if status is None}
         time.sleep(_POLL_SECONDS)
 
 
-def _end_of(path: Path) -> str:
-    return path.read_text(encoding="utf-8", errors="replace")[-_SHOWN_CHARACTERS:]
+def _ending(status: int | None) -> str:
+    return f"did not end within {_LEAVING_SECONDS:g} s" if status is None else f"ended with {status}"
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -117,8 +132,10 @@ def rank_main(measure: Callable[[World, dict[str, Any]], dict[str, Any]]) -> Non
         os.sched_setaffinity(0, {cores[int(os.environ["RANK"]) % len(cores)]})
     with connected_world() as world:
         result = measure(world, json.loads(sys.argv[1]))
-        if world.is_first:
-            Path(sys.argv[2]).write_text(json.dumps(result), encoding="utf-8")
+        world.barrier()
+        if world.is_first:  # a result says that all ranks have done their work
+            replace_text(sys.argv[2], json.dumps(result))
+        world.barrier()
 
 
 def ranks_per_core(ranks: int) -> float:

@@ -22,6 +22,7 @@ import torch
 from numpy.typing import NDArray
 
 from turbogr import ops
+from turbogr.bench._children import failure
 from turbogr.config import Config, DataConfig, LossConfig, ModelConfig, TrainConfig, parse, resolve
 from turbogr.data.batching import Batch
 from turbogr.data.store import Manifest, Store
@@ -52,7 +53,7 @@ def measure_in_child(case: Case) -> dict[str, Any]:
     """Measure a case in a new process.
 
     Raises:
-        RuntimeError: the process failed; the message has the end of its output.
+        MeasurementFailed: the process failed; the message says why.
     """
     done = subprocess.run(
         [sys.executable, "-m", "turbogr.bench._training"],
@@ -62,7 +63,7 @@ def measure_in_child(case: Case) -> dict[str, Any]:
         check=False,
     )
     if done.returncode != 0:
-        raise RuntimeError(f"the measuring process ended with {done.returncode}: {done.stderr[-2000:]}")
+        raise failure(done.stderr, done.returncode)
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
 

@@ -17,14 +17,15 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from turbogr.bench._children import in_child
+from turbogr.bench._journal import measured
 from turbogr.bench._padded import padded_hstu_attention
 from turbogr.bench.record import Cell, Result, Table
 from turbogr.machine import gemm_peak
@@ -75,7 +76,8 @@ def run(settings: Mapping[str, Any]) -> Result:
         case = Case(
             length, count, settings["heads"], settings["head_dim"], settings["fill"], settings["repeats"], threads
         )
-        padded, fused = _in_child(_measure_padded, case), _in_child(_measure_fused, case)
+        padded = Measured(*measured(f"padded, length {length}", partial(in_child, _measure_padded, case)))
+        fused = Measured(*measured(f"fused, length {length}", partial(in_child, _measure_fused, case)))
         figures[f"speedup_{length}"] = padded.seconds / fused.seconds
         figures[f"memory_saving_{length}"] = 1 - fused.peak_bytes / max(1, padded.peak_bytes)
         rows.append(
@@ -105,14 +107,14 @@ def run(settings: Mapping[str, Any]) -> Result:
 
 
 def _gemm_shares(settings: Mapping[str, Any], threads: int, figures: dict[str, float]) -> Table:
-    peak = gemm_peak(torch.float32, threads)
+    peak = measured("GEMM peak", lambda: gemm_peak(torch.float32, threads))
     rows: list[list[Cell]] = []
     for head_dim in settings["share_head_dims"]:
         length = settings["share_length"]
         count = max(2, settings["tokens"] // length)
         case = Case(length, count, settings["heads"], head_dim, settings["fill"], settings["repeats"], threads)
-        measured = _in_child(_measure_fused, case)
-        rate = 3 * forward_flops(case) / measured.seconds
+        fused = Measured(*measured(f"fused, heads of {head_dim}", partial(in_child, _measure_fused, case)))
+        rate = 3 * forward_flops(case) / fused.seconds
         figures[f"gemm_share_{head_dim}"] = rate / peak
         rows.append([head_dim, rate / 1e9, peak / 1e9, rate / peak])
     return Table(
@@ -182,8 +184,3 @@ def _resident_bytes() -> int:
 def _peak_bytes() -> int:
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def _in_child(function: Callable[[Case], Measured], case: Case) -> Measured:
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
-        return pool.submit(function, case).result()

@@ -18,8 +18,10 @@ default link rate is slow in proportion.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
+from turbogr.bench._journal import measured
 from turbogr.bench._network import emulated_network
 from turbogr.bench._ranks import run_as_ranks
 from turbogr.bench.record import Cell, Result, Table
@@ -59,10 +61,9 @@ def run(settings: Mapping[str, Any]) -> Result:
     bars: dict[str, list[float]] = {_FLAT: [], _HIERARCHICAL: []}
     notes: dict[str, None] = {}
     for case, (nodes, per_node) in shapes.items():
-        with emulated_network(nodes, settings["megabits"]) as network:
-            options = {**settings, "model": "hstu", "meshes": _meshes(nodes)}
-            found = run_as_ranks(_RANK, nodes * per_node, options, network)
-        notes[network.note] = None
+        options = {**settings, "model": "hstu", "meshes": _meshes(nodes)}
+        found, note = measured(case, partial(_run, nodes, per_node, options))
+        notes[note] = None
         for part, words in PARTS.items():
             flat = found[_FLAT][part]
             bars[_FLAT].append(1e3 * flat)
@@ -95,12 +96,17 @@ def _dense(settings: Mapping[str, Any], figures: dict[str, float]) -> Table:
     preset = settings["dense_preset"]
     buckets = {"after the backward": 2**62, "during the backward": bucket_bytes_for(2)}
     options = {**settings, "model": "hstu", "preset": preset, "lengths": settings["dense_lengths"], "buckets": buckets}
-    with emulated_network(2, settings["megabits"]) as network:
-        after, during = run_as_ranks(_RANK, 2, options, network).values()
+    after, during = measured(f"dense gradients of {preset}", lambda: _run(2, 1, options))[0].values()
     figures["dense_overlap_saving"] = 1.0 - during / after
     rows: list[list[Cell]] = [[preset, 1e3 * after, 1e3 * during, 1.0 - during / after]]
     columns = ["preset", "summed after the backward ms", "during it ms", "saved"]
     return Table("Step time by when dense gradients are summed, 2x1", columns, rows)
+
+
+def _run(nodes: int, per_node: int, options: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+    """Return what the ranks measured, and the note on their network."""
+    with emulated_network(nodes, options["megabits"]) as network:
+        return run_as_ranks(_RANK, nodes * per_node, options, network), network.note
 
 
 def _meshes(nodes: int) -> dict[str, tuple[int, str]]:

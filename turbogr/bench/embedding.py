@@ -24,11 +24,14 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping
+from functools import partial
 from statistics import median
 from types import ModuleType
 from typing import Any, NamedTuple
 
 from turbogr.bench import _embedding, _several_tables
+from turbogr.bench._children import failure
+from turbogr.bench._journal import CaseFailed, measured
 from turbogr.bench.record import Cell, Result, Table
 from turbogr.errors import UserError
 from turbogr.plot import Axis, grouped_bar_chart
@@ -86,7 +89,7 @@ def run(settings: Mapping[str, Any]) -> Result:
     if settings["fbgemm_python"]:
         try:
             timings["fbgemm_lookup"] = _time("fbgemm_lookup", settings, settings["fbgemm_python"])
-        except RuntimeError as error:
+        except CaseFailed as error:
             notes.append(f"FBGEMM was not compared: {error}")
     else:
         notes.append("FBGEMM was not compared: give its interpreter with --set fbgemm_python=PATH")
@@ -117,7 +120,8 @@ def _compare_several_tables(settings: Mapping[str, Any]) -> tuple[dict[str, floa
     figures: dict[str, float] = {}
     rows: list[list[Cell]] = []
     for number in settings["tables"]:
-        seconds = _run_script(_several_tables, {"num_tables": number, "settings": dict(settings)}, sys.executable)
+        request = {"num_tables": number, "settings": dict(settings)}
+        seconds = measured(f"{number} tables", partial(_run_script, _several_tables, request, sys.executable))
         row: list[Cell] = [number]
         for part in ("forward", "backward"):
             ours = seconds["ours"][part]
@@ -141,14 +145,15 @@ def _ratios(prefix: str, theirs: Timing, ours: Timing, suffix: str) -> dict[str,
 
 def _time(way: str, settings: Mapping[str, Any], python: str) -> Timing:
     """Measure one implementation in a process of the interpreter `python`; see `_run_script`."""
-    return Timing(**_run_script(_embedding, {"way": way, "settings": dict(settings)}, python))
+    request = {"way": way, "settings": dict(settings)}
+    return Timing(**measured(_LABELS[way], lambda: _run_script(_embedding, request, python)))
 
 
 def _run_script(script: ModuleType, request: Mapping[str, Any], python: str) -> dict[str, Any]:
     """Run a module as a script in a process of the interpreter `python`: JSON in, JSON out.
 
     Raises:
-        RuntimeError: it failed; the message is the last line it printed.
+        MeasurementFailed: it failed; the message says why.
         UserError: the interpreter cannot be started.
     """
     command = f"import runpy; runpy.run_path({script.__file__!r}, run_name='__main__')"
@@ -159,7 +164,6 @@ def _run_script(script: ModuleType, request: Mapping[str, Any], python: str) -> 
     except OSError as error:
         raise UserError(f"fbgemm_python: cannot start '{python}': {error.strerror}") from None
     if child.returncode:
-        output = child.stderr.strip().splitlines() or [f"the process ended with {child.returncode}"]
-        raise RuntimeError(output[-1])
+        raise failure(child.stderr, child.returncode)
     found: dict[str, Any] = json.loads(child.stdout.splitlines()[-1])
     return found

@@ -19,12 +19,14 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import torch
 
 from turbogr.bench.record import Cell, Result, Table
 from turbogr.data.prepare.preparation import prepare
@@ -42,6 +44,7 @@ SETTINGS: dict[str, Any] = {
     "seeds": [0, 1, 2],
     "recipe": "quickstart",
     "set": [""],  # settings of the recipe to change, section.key=value
+    "jobs": 1,  # runs at the same time, which share the cores; with more than one, seconds mean little
     "out": "runs/first-result",
 }
 
@@ -85,11 +88,13 @@ def run(settings: Mapping[str, Any]) -> Result:
     if not stores:
         raise UserError("name the prepared stores to train on: --set stores=data/one,data/two")
     out = Path(settings["out"])
-    results = []
-    for path in stores:
-        store = Store.open(path)
-        for name, part in _logs(store, path.name, settings["users"], out):
-            results.append(_measure(name, path.name, part, settings, out / "runs" / name))
+    logs = [
+        (name, path.name, part)
+        for path in stores
+        for name, part in _logs(Store.open(path), path.name, settings["users"], out)
+    ]
+    _train_all(logs, settings, out)
+    results = [_measure(name, family, part, settings, out / "runs" / name) for name, family, part in logs]
     return Result(figures(results), [_table(results)], {"first-result": _plot(results)})
 
 
@@ -125,7 +130,6 @@ def _measure(name: str, family: str, store: Store, settings: Mapping[str, Any], 
     summaries, positions = [], []
     for seed in settings["seeds"]:
         run = runs / f"seed-{seed}"
-        _train(store, run, seed, settings)
         summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
         summaries.append(summary)
         positions.append(UserPositions.read(run, summary["part"], summary["step"]))
@@ -143,11 +147,28 @@ def _measure(name: str, family: str, store: Store, settings: Mapping[str, Any], 
     )
 
 
+def _train_all(logs: Sequence[tuple[str, str, Store]], settings: Mapping[str, Any], out: Path) -> None:
+    """Train on every log with every seed, `jobs` at a time; the first failure ends it when running ones are done."""
+    with ThreadPoolExecutor(max(1, int(settings["jobs"]))) as pool:
+        runs = [
+            pool.submit(_train, store, out / "runs" / name / f"seed-{seed}", seed, settings)
+            for seed in settings["seeds"]
+            for name, _, store in logs
+        ]
+        try:
+            for run in runs:
+                run.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
 def _train(store: Store, run: Path, seed: int, settings: Mapping[str, Any]) -> None:
     """Train unless the run is complete; one that was interrupted goes on."""
     if (run / "summary.json").exists():
         return
     overrides = [f"train.seed={seed}", "train.tensorboard=false", f"data.split={LEAVE_TWO_OUT}"]
+    if settings["jobs"] > 1:
+        overrides.append(f"train.threads={max(1, torch.get_num_threads() // settings['jobs'])}")
     overrides += [text for text in settings["set"] if text]
     command = [sys.executable, "-m", "turbogr", "train", settings["recipe"], "--data", str(store.path)]
     command += ["--out", str(run), "--resume", *(part for text in overrides for part in ("--set", text))]

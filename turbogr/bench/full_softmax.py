@@ -13,8 +13,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +21,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from turbogr import ops
+from turbogr.bench._children import in_child
+from turbogr.bench._journal import measured
 from turbogr.bench._training import _reset_peak, _resident_bytes
 from turbogr.bench.record import Cell, Result, Table
 from turbogr.machine import memory_bytes
@@ -68,10 +69,12 @@ def run(settings: Mapping[str, Any]) -> Result:
             if note := _too_large(settings["positions"], num_items):
                 notes.append(note)
                 sides = [TILES]
-            for _ in range(settings["repeats"]):
+            for repeat in range(settings["repeats"]):
                 for side in sides:
-                    measured = measure_in_child(Case(side, num_items, dim, settings["positions"], threads))
-                    found[num_items, dim, side] = _better(measured, found.get((num_items, dim, side)))
+                    name = f"{side}, {num_items} items, width {dim}, repeat {repeat}"
+                    case = Case(side, num_items, dim, settings["positions"], threads)
+                    times = Measured(*measured(name, partial(measure_in_child, case)))
+                    found[num_items, dim, side] = _better(times, found.get((num_items, dim, side)))
     return Result(figures(found), [_table(settings, found)], {"full-softmax": _plot(settings, found)}, _unique(notes))
 
 
@@ -88,10 +91,7 @@ def figures(found: Mapping[tuple[int, int, str], Measured]) -> dict[str, float]:
 
 def measure_in_child(case: Case) -> Measured:
     """Measure a case in a fresh process, forked from one that has imported this module and done nothing else."""
-    context = get_context("forkserver")
-    context.set_forkserver_preload([__name__])
-    with ProcessPoolExecutor(1, mp_context=context) as pool:
-        return pool.submit(measure, case).result()
+    return in_child(measure, case, "forkserver")
 
 
 def measure(case: Case) -> Measured:

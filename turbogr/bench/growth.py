@@ -18,12 +18,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
+from turbogr.bench._journal import measured
 from turbogr.bench._training import Case, measure_in_child
 from turbogr.bench.record import Cell, Result, Table
 from turbogr.errors import UserError
@@ -98,9 +100,10 @@ def run(settings: Mapping[str, Any]) -> Result:
 def _grow_length(lengths: Sequence[int], settings: Mapping[str, Any]) -> list[Point]:
     seconds, work = [], []
     for length in lengths:
-        measured = measure_in_child(_case(settings, settings["dim"], length, settings["length_tokens"], 100_000))
-        seconds.append(1 / measured["tokens_per_second"])
-        work.append(measured["strict_flops_per_second"] / measured["tokens_per_second"])
+        case = _case(settings, settings["dim"], length, settings["length_tokens"], 100_000)
+        found = measured(f"length {length}", partial(measure_in_child, case))
+        seconds.append(1 / found["tokens_per_second"])
+        work.append(found["strict_flops_per_second"] / found["tokens_per_second"])
     return predict_from_one_rate(lengths, seconds, work)
 
 
@@ -115,8 +118,8 @@ def _grow_items(items: Sequence[int], settings: Mapping[str, Any]) -> list[Point
     tokens = settings["items_tokens"] // _ITEMS_LENGTH * _ITEMS_LENGTH
     seconds = []
     for count in items:
-        measured = measure_in_child(_case(settings, settings["items_dim"], _ITEMS_LENGTH, tokens, count))
-        seconds.append(1 / measured["tokens_per_second"])
+        case = _case(settings, settings["items_dim"], _ITEMS_LENGTH, tokens, count)
+        seconds.append(1 / measured(f"{count} items", partial(measure_in_child, case))["tokens_per_second"])
     ids = tokens * (2 + settings["num_negatives"])
     row_bytes = _PASSES * settings["items_dim"] * 4
     per_token = [touched_rows(count, ids) * row_bytes / tokens for count in items]

@@ -16,10 +16,12 @@ is updated after every step.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
+from turbogr.bench._journal import measured
 from turbogr.bench._negatives import (
     MODEL,
     PLAIN,
@@ -74,16 +76,19 @@ def run(settings: Mapping[str, Any]) -> Result:
     notes: list[str] = []
     for length in settings["lengths"]:
         sizes = (length, settings["tokens"], settings["items"], settings["dim"], settings["repeats"], threads)
-        models[length] = measure_in_child(Case(MODEL, 2, *sizes)).seconds
+        model = Case(MODEL, 2, *sizes)
+        models[length] = Measured(*measured(f"{MODEL}, length {length}", partial(measure_in_child, model))).seconds
         for count in settings["negatives"]:
             for way in settings["ways"]:
                 if way == PLAIN and (note := _too_large(count, length, settings)):
                     notes.append(note)
                     continue
-                found[way, count, length] = measure_in_child(Case(way, count, *sizes))
+                name, case = f"{way}, {count} negatives, length {length}", Case(way, count, *sizes)
+                found[way, count, length] = Measured(*measured(name, partial(measure_in_child, case)))
     count, length = max(settings["negatives"]), settings["lengths"][0]
     sizes = (length, settings["tokens"], settings["items"], settings["dim"], settings["repeats"], threads)
-    rounding = measure_rounding_in_child(Case("fp16", count, *sizes))
+    rounded = Case("fp16", count, *sizes)
+    rounding = Rounding(*measured("fp16 negatives", partial(measure_rounding_in_child, rounded)))
     tables = [_table(length, settings, found, models[length]) for length in settings["lengths"]]
     tables.append(_rounding_table(count, rounding))
     title = f"The loss of {settings['tokens']:,} positions, d {settings['dim']}"

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from turbogr.bench._journal import measured
 from turbogr.bench._network import emulated_network
 from turbogr.bench._overlap_rank import PIPELINES
 from turbogr.bench._ranks import run_as_ranks
@@ -71,7 +72,7 @@ def run(settings: Mapping[str, Any]) -> Result:
     points: dict[str, list[tuple[float, float]]] = {mode: [] for mode in PIPELINES}
     notes = set()
     for ranks, mbits, case in _cases(options):
-        found, note = _measured(case, ranks, mbits)
+        found, note = _measured("", case, ranks, mbits)
         notes.add(note)
         for model, modes in found.items():
             rows += _rows(model, modes, ranks, mbits)
@@ -81,7 +82,7 @@ def run(settings: Mapping[str, Any]) -> Result:
     tables = [Table("Steps on two nodes", _COLUMNS, rows)]
     headline, more = _headline(options)
     alone = {"models": ["tiny", "small"], "seconds": settings["overhead_seconds"], "max_steps": _ALONE_STEPS}
-    overhead = run_as_ranks(_RANK, 1, {**options, **alone})
+    overhead = measured("overhead on one process", lambda: run_as_ranks(_RANK, 1, {**options, **alone}))
     figures |= {**headline, "single_process_overhead": max(overhead.values())}
     return Result(figures, tables + more, {"overlap": _plot(points)} if rows else {}, sorted(notes))
 
@@ -96,9 +97,18 @@ def _cases(options: Mapping[str, Any]) -> Iterator[tuple[int, float, Mapping[str
         yield from ((options["ranks"][0], mbits, case) for mbits in options["large_mbits"])
 
 
-def _measured(options: Mapping[str, Any], ranks: int, mbits: float) -> tuple[dict[str, dict[str, Step]], str]:
-    with emulated_network(_NODES, mbits) as network:
-        return run_as_ranks(_RANK, ranks, options, network), network.note
+def _measured(
+    what: str, options: Mapping[str, Any], ranks: int, mbits: float
+) -> tuple[dict[str, dict[str, Step]], str]:
+    """Return the steps by model and mode, and the note on the network."""
+
+    def work() -> tuple[dict[str, Any], str]:
+        with emulated_network(_NODES, mbits) as network:
+            return run_as_ranks(_RANK, ranks, options, network), network.note
+
+    case = f"{what}{', '.join(options['models'])} on {ranks} ranks, {mbits:g} Mbit/s"
+    found, note = measured(case, work)
+    return found, note
 
 
 def _headline(options: Mapping[str, Any]) -> tuple[dict[str, float], list[Table]]:
@@ -107,7 +117,7 @@ def _headline(options: Mapping[str, Any]) -> tuple[dict[str, float], list[Table]
     steps = options["headline_steps"]
     options = {**options, "models": [model], "sequences": options["headline_sequences"]}
     options |= {"min_steps": steps, "max_steps": steps}
-    modes = _measured(options, ranks, mbits)[0][model]
+    modes = _measured("headline: ", options, ranks, mbits)[0][model]
     figures = {"collision_rate": collision_rate(modes["exact_overlap"])}
     for mode, step in modes.items():
         figures |= {
@@ -120,7 +130,8 @@ def _headline(options: Mapping[str, Any]) -> tuple[dict[str, float], list[Table]
     catalogues = {options["num_items"]: modes["exact_overlap"]}
     for num_items in options["catalogues"]:
         other = {**options, "num_items": num_items, "modes": ["exact_overlap"]}
-        catalogues[num_items] = step = _measured(other, ranks, mbits)[0][model]["exact_overlap"]
+        what = f"{num_items} items: "
+        catalogues[num_items] = step = _measured(what, other, ranks, mbits)[0][model]["exact_overlap"]
         figures[f"exposed_sparse_share_exact_overlap_items_{num_items}"] = step["exposed_sparse"]
         figures[f"compute_share_exact_overlap_items_{num_items}"] = compute_share(step)
         figures[f"collision_rate_items_{num_items}"] = collision_rate(step)

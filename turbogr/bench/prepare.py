@@ -20,10 +20,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from turbogr.bench import _preparing
+from turbogr.bench._children import failure
+from turbogr.bench._journal import measured
 from turbogr.bench._preparing import WAYS
 from turbogr.bench.record import Cell, Result, Table
 from turbogr.data.prepare.sources.event_generator import PRESETS, Synthetic
@@ -58,13 +61,14 @@ def run(settings: Mapping[str, Any]) -> Result:
                 for way in WAYS:
                     if way != "turbogr" and (fixed or size > settings["reference_events"] or way in missing):
                         continue
-                    measured = _measure(way, log, Path(name, "out"))
-                    if isinstance(measured, str):
-                        notes.append(f"{way} did not finish {events:,} events: {measured}")
+                    case = f"{way}, {_label(size)} events{', ' + _FIXED if fixed else ''}"
+                    found = measured(case, partial(_measure, way, log, Path(name, "out")))
+                    if isinstance(found, str):
+                        notes.append(f"{way} did not finish {events:,} events: {found}")
                         continue
                     label = ("fixed_ids_" if fixed else "") + _label(size)
-                    figures.update(_figures("" if way == "turbogr" else f"{way}_", label, events, measured))
-                    rows.append(_row(f"{way}, {_FIXED}" if fixed else way, events, measured))
+                    figures.update(_figures("" if way == "turbogr" else f"{way}_", label, events, found))
+                    rows.append(_row(f"{way}, {_FIXED}" if fixed else way, events, found))
                 shutil.rmtree(log)
     columns = ["way", "events", "distinct ids", "seconds", "CPU seconds", "events/s", "peak memory, MiB"]
     table = Table("preparing a Parquet log", columns, rows)
@@ -115,7 +119,7 @@ def _measure(way: str, log: Path, out: Path) -> dict[str, float] | str:
     if child.returncode:
         reason = child.stderr.strip().splitlines()[-1]
         if way == "turbogr":
-            raise UserError(f"bench prepare: {way} failed: {reason}")
+            raise failure(child.stderr, child.returncode)
         return reason
     measured: dict[str, float] = json.loads(child.stdout.splitlines()[-1])
     return measured

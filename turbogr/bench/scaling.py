@@ -18,13 +18,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from turbogr.bench._balance_measured import lognormal
+from turbogr.bench._journal import CaseFailed, measured
 from turbogr.bench._paper_models import PAPER_CASES, paper_model
-from turbogr.bench._ranks import RankKilled, ranks_per_core, run_as_ranks
+from turbogr.bench._ranks import ranks_per_core, run_as_ranks
 from turbogr.bench._simulator import Cluster, Link, OneRank, Work, step_seconds
 from turbogr.bench.record import Cell, Result, Table
 from turbogr.config import PRESETS, ModelConfig
@@ -97,7 +99,7 @@ def run(settings: Mapping[str, Any]) -> Result:
         ranks = [1, 2, *(settings["judge_ranks"] if name in settings["judge_presets"] else [])]
         try:
             found = _measure(name, sorted(set(ranks)), settings)
-        except RankKilled as error:
+        except CaseFailed as error:
             notes.append(f"{name} is left out: {error}")
             continue
         efficiency = found.seconds[1] / found.seconds[2]
@@ -136,7 +138,9 @@ def _measure(name: str, sizes: list[int], settings: Mapping[str, Any]) -> Measur
     lengths = lognormal(sequences, _MEDIAN, _MEAN, max_len)
     options = {key: settings[key] for key in ("seconds", "max_steps", "num_items", "num_negatives")}
     options |= {"model": model.name, "preset": size, "lengths": lengths.tolist()}
-    results = {ranks: run_as_ranks(_RANK, ranks, options) for ranks in sizes}
+    results = {
+        ranks: measured(f"{name} on {ranks} ranks", partial(run_as_ranks, _RANK, ranks, options)) for ranks in sizes
+    }
     stages = results[1]["stages"]
     work = Work(
         num_ids=int(lengths.sum()) * (2 + settings["num_negatives"]),

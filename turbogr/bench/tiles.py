@@ -18,10 +18,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import turbogr
+from turbogr.bench._children import failure
+from turbogr.bench._journal import measured
 from turbogr.bench.record import Cell, Result, Table
 from turbogr.errors import UserError
 from turbogr.ops import native
@@ -70,10 +73,11 @@ def run(settings: Mapping[str, Any]) -> Result:
                 notes.append(f"{candidate.name} was left out: {error}")
                 continue
             variables[candidate.name] = {"TURBOGR_KERNELS": str(library)}
-        for _ in range(settings["rounds"]):  # in turn, so that other load on the machine affects all equally
+        for number in range(settings["rounds"]):  # in turn, so that other load on the machine affects all equally
             for name, environment in variables.items():
-                measured = _measure(shapes, settings, environment)
-                seconds[name] = [min(pair) for pair in zip(measured, seconds.get(name, measured), strict=True)]
+                work = partial(_measure, shapes, settings, environment)
+                times = measured(f"{name}, round {number + 1}", work)
+                seconds[name] = [min(pair) for pair in zip(times, seconds.get(name, times), strict=True)]
     return _result(shapes, seconds, notes)
 
 
@@ -112,7 +116,7 @@ def _measure(shapes: list[tuple[int, int]], settings: Mapping[str, Any], environ
         check=False,
     )
     if child.returncode:
-        raise RuntimeError(f"the measuring process ended with {child.returncode}: {child.stderr[-2000:]}")
+        raise failure(child.stderr, child.returncode)
     seconds: list[float] = json.loads(child.stdout.splitlines()[-1])
     return seconds
 

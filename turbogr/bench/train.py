@@ -27,6 +27,8 @@ from typing import Any
 
 import torch
 
+from turbogr.bench._children import failure
+from turbogr.bench._journal import CaseFailed, measured
 from turbogr.bench._paper_models import PAPER_CASES, paper_model
 from turbogr.bench._training import Case, measure_in_child
 from turbogr.bench.record import Cell, Record, Result, Table
@@ -63,41 +65,59 @@ def run(settings: Mapping[str, Any]) -> Result:
     """Measure `cases`.
 
     Raises:
-        UserError: an unknown case, or a record to merge that is of another benchmark, machine or version.
+        UserError: an unknown case, none that could be measured, or a record to merge that is of another benchmark,
+            machine or version.
     """
     for name in settings["cases"]:
         if name not in CASES:
             raise UserError(f"cases: unknown '{name}', choose from {', '.join(CASES)}.{did_you_mean(name, CASES)}")
     figures = _earlier_figures(settings)
     threads = settings["threads"] or torch.get_num_threads()
-    peak = gemm_peak(torch.float32, threads)
+    peak = measured("GEMM peak", lambda: gemm_peak(torch.float32, threads))
     figures["gemm_peak_gflops"] = peak / 1e9
     notes: list[str] = []
     profiles: dict[str, dict[str, float]] = {}
     for name in settings["cases"]:
-        case = dataclasses.replace(
-            _case(name), seconds=settings["seconds"], threads=threads, profile=settings["profile"]
-        )
-        measured = measure_in_child(case)
-        figures[f"{name}_tokens_per_second"] = measured["tokens_per_second"]
-        figures[f"{name}_mfu_strict"] = measured["strict_flops_per_second"] / peak
-        figures[f"{name}_mfu_nominal"] = measured["nominal_flops_per_second"] / peak
-        figures[f"{name}_peak_memory_bytes"] = measured["peak_memory_bytes"]
+        try:
+            found, profile = _measure(name, threads, peak, settings, notes)
+        except CaseFailed as error:
+            notes.append(str(error))
+            continue
+        figures.update(found)
         if settings["profile"]:
-            profiles[name] = measured["profile"]
-        if name in ("ml1m", "d256") and settings["reference"]:
-            slow = measure_in_child(dataclasses.replace(case, backend="reference", profile=False))
-            figures[f"{name}_reference_tokens_per_second"] = slow["tokens_per_second"]
-            figures[f"{name}_reference_peak_memory_bytes"] = slow["peak_memory_bytes"]
-            figures[f"{name}_vs_reference"] = measured["tokens_per_second"] / slow["tokens_per_second"]
-        if name == "ml1m":
-            speed = _rectools(settings, notes)
-            if speed is not None:
-                figures["ml1m_rectools_tokens_per_second"] = speed
-                figures["ml1m_vs_rectools"] = measured["tokens_per_second"] / speed
+            profiles[name] = profile
+    if not _measured_cases(figures):
+        raise UserError("; ".join(notes))
     title = f"Training steps, {threads} threads, GEMM peak {peak / 1e9:.0f} GFLOP/s"
     tables = [_table(title, figures), *(_profile_table(name, profile) for name, profile in profiles.items())]
     return Result(figures, tables, _plots(figures, profiles), notes)
+
+
+def _measure(
+    name: str, threads: int, peak: float, settings: Mapping[str, Any], notes: list[str]
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Return the figures of a case and its profile; add notes on what is not compared."""
+    case = dataclasses.replace(_case(name), seconds=settings["seconds"], threads=threads, profile=settings["profile"])
+    ours = measured(name, lambda: measure_in_child(case))
+    speed = ours["tokens_per_second"]
+    figures = {
+        f"{name}_tokens_per_second": speed,
+        f"{name}_mfu_strict": ours["strict_flops_per_second"] / peak,
+        f"{name}_mfu_nominal": ours["nominal_flops_per_second"] / peak,
+        f"{name}_peak_memory_bytes": ours["peak_memory_bytes"],
+    }
+    if name in ("ml1m", "d256") and settings["reference"]:
+        reference = dataclasses.replace(case, backend="reference", profile=False)
+        slow = measured(f"{name}, {_RIVALS['reference']}", lambda: measure_in_child(reference))
+        figures[f"{name}_reference_tokens_per_second"] = slow["tokens_per_second"]
+        figures[f"{name}_reference_peak_memory_bytes"] = slow["peak_memory_bytes"]
+        figures[f"{name}_vs_reference"] = speed / slow["tokens_per_second"]
+    if name == "ml1m":
+        theirs = _rectools(settings, notes)
+        if theirs is not None:
+            figures["ml1m_rectools_tokens_per_second"] = theirs
+            figures["ml1m_vs_rectools"] = speed / theirs
+    return figures, ours.get("profile", {})
 
 
 def _earlier_figures(settings: Mapping[str, Any]) -> dict[str, float]:
@@ -204,8 +224,16 @@ def _rectools(settings: Mapping[str, Any], notes: list[str]) -> float | None:
         return None
     script = Path(__file__).with_name("_rectools.py")
     case = dataclasses.asdict(_case("ml1m")) | {"threads": settings["threads"]}
-    done = subprocess.run([python, str(script)], input=json.dumps(case), capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        notes.append(f"RecTools failed: {done.stderr.strip().splitlines()[-1] if done.stderr.strip() else 'no output'}")
+
+    def work() -> Any:
+        request = json.dumps(case)
+        done = subprocess.run([python, str(script)], input=request, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise failure(done.stderr, done.returncode)
+        return json.loads(done.stdout.splitlines()[-1])["tokens_per_second"]
+
+    try:
+        return float(measured(f"ml1m, {_RIVALS['rectools']}", work))
+    except CaseFailed as error:
+        notes.append(str(error))
         return None
-    return float(json.loads(done.stdout.splitlines()[-1])["tokens_per_second"])

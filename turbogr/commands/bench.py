@@ -42,7 +42,14 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if args.json is not None:
         _check_json_path(args.json)  # before the benchmark, which can take long
-    record, result = bench.run_benchmark(args.name, args.assignments, command=_command())
+    journal = bench.Journal() if args.json is None else bench.open_journal(args.name, args.assignments, args.json)
+    if journal.num_resumed:
+        _note(f"{journal.num_resumed} cases are taken from {journal.path}, which an interrupted run has left")
+    try:
+        record, result = bench.run_benchmark(args.name, args.assignments, command=_command(), journal=journal)
+    except BaseException:
+        _say_what_is_kept(journal)
+        raise
     tables = result.tables or [Table(record.name, ["figure", "value"], list(record.figures.items()))]
     print("\n\n".join(table.text() for table in tables))
     for note in result.notes:
@@ -52,7 +59,23 @@ def run(args: argparse.Namespace) -> int:
         print(f"\nrecord  {args.json}")
         for path in _write_plots(result, args.json):
             print(f"plot    {path}")
+        journal.close()
+        if journal.failed:
+            _note(f"the record is not complete; the same command measures what is missing: {', '.join(journal.failed)}")
     return 0
+
+
+def _say_what_is_kept(journal: bench.Journal) -> None:
+    if journal.num_kept and journal.path is None:
+        _note(
+            f"{journal.num_kept} measured cases are lost; with --json FILE they are kept, and the same command goes on"
+        )
+    elif journal.num_kept:
+        _note(f"{journal.num_kept} measured cases are kept in {journal.path}; the same command measures the others")
+
+
+def _note(text: str) -> None:
+    print(f"turbogr: note: {text}", file=sys.stderr, flush=True)
 
 
 def _command() -> str:
