@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 
 from turbogr.config import Config, dump_config, load_config
-from turbogr.config.from_data import FULL_SOFTMAX_WORK, SMALL
+from turbogr.config.from_data import FEWEST_EPOCHS, FULL_SOFTMAX_WORK, MOST_EPOCHS, SMALL, TRAINING_SECONDS
 from turbogr.config.resolve import resolve
 from turbogr.negatives import LossContext, make_loss
 
 
-def resolved(*overrides: str, num_events: int = 20_000, num_items: int = 3000) -> Config:
-    sizes: dict[str, Any] = {"num_sequences": 6000, "typical_length": 40, "longest_length": 90}
+def resolved(*overrides: str, num_events: int = 20_000, num_items: int = 3000, **facts: Any) -> Config:
+    sizes: dict[str, Any] = {"num_sequences": 6000, "typical_length": 40, "longest_length": 90, **facts}
     return resolve(load_config("quickstart", overrides), num_items=num_items, num_events=num_events, **sizes)
 
 
@@ -60,3 +60,33 @@ def test_other_recipes_do_not_follow_the_data() -> None:
     recipe = load_config("ml-1m/hstu")
     config = resolve(recipe, num_items=3706, num_events=10, num_sequences=6000, typical_length=40, longest_length=90)
     assert (config.model.dropout, config.loss) == (recipe.model.dropout, recipe.loss)
+
+
+@pytest.mark.parametrize(("covering", "longest", "wanted"), [(1, 90, 16), (17, 90, 32), (64, 90, 64), (65, 90, 90)])
+def test_histories_are_read_as_far_back_as_most_events_lie(covering: int, longest: int, wanted: int) -> None:
+    assert resolved(covering_length=covering, longest_length=longest).model.max_len == wanted
+
+
+def test_very_long_histories_are_cut() -> None:
+    assert resolved(covering_length=3000, longest_length=9000).model.max_len == 512
+
+
+def test_the_vaguer_the_tastes_the_softer_the_loss() -> None:
+    found = [resolved(popularity_strength=strength).loss.temperature for strength in (None, 0.1, 0.5, 0.9)]
+    assert found == sorted(found) and found[0] == found[1] < found[2] < found[3]
+
+
+def test_a_large_log_has_a_sharp_loss_whatever_popularity_explains() -> None:
+    assert resolved(num_events=SMALL, popularity_strength=0.9).loss.temperature == 0.05
+
+
+def test_epochs_fall_with_the_work_of_one() -> None:
+    found = [resolved(num_events=events).train.epochs for events in (10**3, 10**5, 2 * 10**5, 10**8)]
+    assert found[0] == MOST_EPOCHS and found[-1] == FEWEST_EPOCHS and found == sorted(found, reverse=True)
+    assert resolved(num_events=200_000, num_items=5000).train.epochs == round(TRAINING_SECONDS / (15.5e-6 * 200_000))
+
+
+def test_who_gives_steps_or_epochs_gets_them() -> None:
+    assert resolved("train.epochs=3").train.epochs == 3
+    given = resolved("train.steps=7", "train.epochs=null").train
+    assert (given.steps, given.epochs) == (7, None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from turbogr.config.from_data import DataSize, fill_from_data
+from turbogr.config.from_data import DataFacts, fill_from_data
 from turbogr.config.load import with_options
 from turbogr.config.schema import Config
 from turbogr.errors import UserError
@@ -20,6 +20,8 @@ def resolve(
     typical_length: int,
     longest_length: int,
     num_events: int = 0,
+    covering_length: int = 1,
+    popularity_strength: float | None = None,
     filter_seen: bool = True,
 ) -> Config:
     """Fill in everything that follows from the data.
@@ -27,10 +29,11 @@ def resolve(
     `typical_length` is a high quantile of the users' history lengths: the model's max_len is the next power of two,
     between 16 and 512, and no longer than the longest history. The width grows with the catalogue: 64 up to 100,000
     items, then 128. A batch is 128 sequences, or fewer where an epoch would have less than 40 batches, down to 16.
-    `num_events` are those that train. `filter_seen` is whether seen items are left out of the candidates where the
-    config does not say so.
+    `num_events` are those that train; `covering_length` and `popularity_strength` are those of `DataFacts`.
+    `filter_seen` is whether seen items are left out of the candidates where the config does not say so.
     """
-    config = fill_from_data(with_options(config), DataSize(num_items, num_sequences, num_events))
+    facts = DataFacts(num_items, num_sequences, num_events, covering_length, longest_length, popularity_strength)
+    config = fill_from_data(with_options(config), facts)
     model = config.model.with_preset()
     assert model.num_heads is not None
     max_len = model.max_len

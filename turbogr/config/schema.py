@@ -267,13 +267,13 @@ class EvaluateConfig:
     """Which held-out part selects the best checkpoint, by which metric, and how often it is looked at.
 
     `metric` is one of the task's metrics (unset: the task's choice, NDCG@10 for retrieval) or of the extra `metrics`,
-    which are computed beside them. `part` unset is the
-    validation item where the split has one, else the test item. `every` counts epochs (unset: about ten evaluations in
-    all); `patience` counts evaluations without a better value before training stops early (unset: never). With
-    `filter_seen` the items of a user's earlier events are no candidates, for metrics and for recommendations, and a
-    held-out item that is one of them counts as missed; unset, they are candidates where a fifth or more of the
-    validation items are such repeats. `batch_size` bounds the users evaluated together (unset: from the catalogue);
-    metrics do not depend on it.
+    which are computed beside them. `part` unset is the validation item where the split has one, else the test item.
+    `every` counts epochs (unset: about ten evaluations in all); `patience` counts evaluations without a better value
+    before training stops early (unset: never), and of these only such that are more than `min_drop` standard errors
+    worse than the best one. With `filter_seen` the items of a user's earlier events are no candidates, for metrics and
+    for recommendations, and a held-out item that is one of them counts as missed; unset, they are candidates where a
+    fifth or more of the validation items are such repeats. `batch_size` bounds the users evaluated together (unset:
+    from the catalogue); metrics do not depend on it.
 
     `baselines` are the simple methods that the model is compared with at the end (unset: all that can be fitted).
     """
@@ -285,6 +285,7 @@ class EvaluateConfig:
     metrics: tuple[str, ...] = field(default=(), metadata={"kind": "metric"})
     every: int | None = 1
     patience: int | None = None
+    min_drop: float = 0.0
     filter_seen: bool | None = True
     batch_size: int | None = None
 
@@ -296,6 +297,7 @@ class EvaluateConfig:
 
     def check(self) -> None:
         positive(self, "every", "patience", "batch_size")
+        between(self, 0.0, math.inf, "min_drop")
         if not self.ks or any(k < 1 for k in self.ks):
             raise UserError(f"evaluate.ks must be positive cut-offs such as [10, 50, 200], got {list(self.ks)}")
 
