@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from turbogr.errors import UserError
-from turbogr.files import replace_text
+from turbogr.files import remove_abandoned_files, replace_text, sync_folder
 from turbogr.parallel.tensor_files import load_tensors, missing_files, save_tensors, stored_names
 from turbogr.parallel.world import World
 from turbogr.progress import Progress
@@ -47,7 +47,8 @@ class Checkpoints:
         """Write a checkpoint of the current step, note the best one, and remove those no longer kept.
 
         Raises:
-            OSError: the disk is full or not writable; earlier checkpoints are untouched.
+            UserError: the disk is full; earlier checkpoints are untouched.
+            OSError: it cannot be written for another reason; it names a path in the checkpoint's own folder.
         """
         final = self.path(progress.step)
         aside = self.folder / f".{final.name}.part"
@@ -64,9 +65,12 @@ class Checkpoints:
                 if missing := missing_files(aside):
                     raise OSError(errno.ENOENT, "a rank wrote its part of the checkpoint elsewhere", aside / missing[0])
                 replace_text(aside / "progress.json", progress.to_json())
+                sync_folder(aside)
                 os.rename(aside, final)
-                _sync_folder(self.folder)
+                sync_folder(self.folder.parent)
+                sync_folder(self.folder)  # before best.json may name it and older ones are removed
             self.note_best(progress)
+            sync_folder(self.folder)
             self._remove_old(progress)
 
         self.world.run_on_first(prepare)
@@ -74,9 +78,11 @@ class Checkpoints:
             if not self._first_says(final.exists()):
                 save_tensors(state, aside)
             self.world.run_on_first(publish)
-        except BaseException:
+        except BaseException as error:
             if self.world.is_first:
                 shutil.rmtree(aside, ignore_errors=True)
+            if isinstance(error, OSError):
+                raise _about(error, aside, final) from error
             raise
 
     def _first_says(self, value: Any) -> Any:
@@ -139,6 +145,8 @@ class Checkpoints:
             for entry in self.folder.iterdir():
                 if entry.name.startswith(".step-"):
                     shutil.rmtree(entry, ignore_errors=True)
+            for folder in (self.folder, *map(self.path, self.steps())):
+                remove_abandoned_files(folder)
 
 
 def _in_first_layout(state: dict[str, Any]) -> dict[str, Any]:
@@ -158,9 +166,15 @@ def _in_first_layout(state: dict[str, Any]) -> dict[str, Any]:
     return renamed
 
 
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+def _about(error: OSError, aside: Path, final: Path) -> Exception:
+    """Return an error of writing a checkpoint in terms of `final`, the folder that the user knows, not of `aside`."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        what = "disk is full" if error.errno == errno.ENOSPC else "disk quota is used up"
+        return UserError(
+            f"the checkpoint {final} could not be written, because the {what}; earlier checkpoints are kept. Free some "
+            "space and continue with --resume; a smaller train.keep_checkpoints needs less"
+        )
+    path = None if error.filename is None else Path(os.fsdecode(error.filename))
+    if path is None or not path.is_relative_to(aside):
+        return error
+    return OSError(error.errno, error.strerror, str(final / path.relative_to(aside)))

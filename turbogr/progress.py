@@ -9,6 +9,13 @@ from typing import Any
 
 from turbogr.errors import UserError
 
+VERSION = 1
+"""Of progress.json. A release that adds or changes what a resumed run depends on raises it."""
+
+
+class NewerCheckpoint(UserError):
+    """A checkpoint of a later release, which this one cannot resume."""
+
 
 @dataclass
 class Window:
@@ -69,16 +76,29 @@ class Progress:
     window: Window = field(default_factory=Window)
 
     def to_json(self) -> str:
-        return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
+        return json.dumps({"version": VERSION, **dataclasses.asdict(self)}, indent=2) + "\n"
 
     @classmethod
     def from_json(cls, text: str, where: str) -> Progress:
-        """Read what `to_json` wrote; `where` names the file in the error."""
+        """Read what `to_json` wrote, of this release or an earlier one; `where` names the file in the error.
+
+        Raises:
+            NewerCheckpoint: a later release wrote it.
+            UserError: it is damaged.
+        """
         try:
             raw: dict[str, Any] = json.loads(text)
+            version = raw.pop("version", 0)  # earlier releases did not write it
+            if version > VERSION:
+                raise NewerCheckpoint(
+                    f"{where} was written by a later release of turbogr (progress.json has version {version}, and this "
+                    f"release reads up to {VERSION}); update turbogr, or start a new run in another --out"
+                )
             window = {"trained": raw["window"]["tokens"], **raw["window"]}  # earlier releases trained on all tokens
             return cls(**{**raw, "window": Window(**window)})
-        except (ValueError, KeyError, TypeError) as error:
+        except NewerCheckpoint:
+            raise
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise UserError(
                 f"{where} is damaged ({error}); remove its folder to fall back to an earlier one"
             ) from error

@@ -379,8 +379,8 @@ def _load(folder: RunFolder, which: Which) -> TrainedModel:
     weights = {name: {"weight": weight} for name, weight in tables.items()}
     progress = checkpoints.restore({"model": dict(task.model.named_parameters()), "tables": weights}, step)
     task.model.eval().requires_grad_(False)
-    epoch = progress.loader["epoch"] if best is None else progress.best_epoch
-    return TrainedModel(folder, config, ChosenCheckpoint(step, epoch, "last" if best is None else "best"), task, tables)
+    chosen = ChosenCheckpoint(step, progress.epochs, "last" if best is None else "best")
+    return TrainedModel(folder, config, chosen, task, tables)
 
 
 def _load_method(folder: RunFolder, config: Config) -> TrainedModel:

@@ -9,14 +9,19 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from torch.distributed.elastic.rendezvous import RendezvousParameters
+from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+from torch.distributed.launcher.api import LaunchConfig
 
 from tests.end_to_end.tiny import train_arguments
 from tests.parallel.ranks import run_ranks
 from turbogr import cli, machine
+from turbogr.parallel import launch as launching
 from turbogr.parallel.heartbeat import SILENT_RANK_STATUS
 from turbogr.parallel.launch import exit_status
 from turbogr.runs import load_model
@@ -140,6 +145,29 @@ def test_torchrun_restarts_a_job_from_its_last_checkpoint(
     assert cli.main([*evaluate, str(tmp_path / "one.json")]) == 0
     assert run_ranks(3, cli.main, [*evaluate, str(tmp_path / "three.json")]) == [0, 0, 0]
     assert (tmp_path / "one.json").read_text() == (tmp_path / "three.json").read_text()
+
+
+def test_the_rendezvous_of_a_machine_cannot_be_reached_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    reached: list[bool] = []
+    interfaces: list[str | None] = []
+
+    def try_to_connect(config: LaunchConfig, entrypoint: str) -> Callable[..., None]:
+        parameters = RendezvousParameters(
+            config.rdzv_backend, config.rdzv_endpoint, config.run_id, config.min_nodes, config.max_nodes
+        )
+        handler = get_rendezvous_handler(parameters)
+        store = handler.next_rendezvous().bootstrap_store_info
+        for address in ("127.0.0.1", "127.0.0.2"):  # the second one stands for any other address of this machine
+            with socket.socket() as connection:
+                reached.append(connection.connect_ex((address, store.master_port)) == 0)
+        interfaces.append(os.environ.get("GLOO_SOCKET_IFNAME"))
+        return lambda *arguments: None
+
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    monkeypatch.setattr(launching, "elastic_launch", try_to_connect)
+    assert launching.launch(["doctor"], 2) == 0
+    assert reached == [True, False]
+    assert interfaces[0] in ("lo", "lo0")
 
 
 class _Failure:

@@ -320,7 +320,7 @@ def save_on_a_full_disk(config: Config, store: Path, out: Path) -> str:
         torch.save = full if world.rank == 1 else save
         try:
             trainer.checkpoints.save(trainer.state(), trainer.progress)
-        except OSError as error:
+        except UserError as error:
             return str(error)
         finally:
             torch.save = save
@@ -331,6 +331,6 @@ def test_a_full_disk_on_one_rank_leaves_the_previous_checkpoint(
     config: Config, store_path: Path, tmp_path: Path
 ) -> None:
     for message in run_ranks(2, save_on_a_full_disk, config, store_path, tmp_path):
-        assert "No space left on device" in message
+        assert re.search(r"checkpoints/step-1 could not be written, because the disk is full", message), message
     names = [entry.name for entry in (tmp_path / "checkpoints").iterdir()]
     assert names == ["step-0"]

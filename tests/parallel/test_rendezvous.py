@@ -13,16 +13,13 @@ from turbogr.errors import UserError
 from turbogr.parallel.rendezvous import wait_for_ranks
 
 
-def connect(
-    store: HashStore, restarted: Sequence[bool], delays: Sequence[float] | None = None
-) -> list[tuple[str, bool]]:
+def connect(store: HashStore, size: int, delays: Sequence[float] | None = None) -> list[str]:
     """All ranks connect, each on its own thread after its delay."""
-    size = len(restarted)
-    found: dict[int, tuple[str, bool]] = {}
+    found: dict[int, str] = {}
 
     def one(rank: int) -> None:
         time.sleep((delays or [0.0] * size)[rank])
-        found[rank] = wait_for_ranks(store, rank, size, 20.0, restarted=restarted[rank])
+        found[rank] = wait_for_ranks(store, rank, size, 20.0)
 
     threads = [threading.Thread(target=one, args=(rank,)) for rank in range(size)]
     for thread in threads:
@@ -34,25 +31,23 @@ def connect(
 
 @pytest.mark.parametrize("delays", [None, [0.3, 0.0, 0.1], [0.0, 0.3, 0.1]], ids=["at once", "0 last", "0 first"])
 def test_all_ranks_agree_on_one_attempt(delays: list[float] | None) -> None:
-    (first, *others) = connect(HashStore(), [False] * 3, delays)
-    assert others == [first, first] and first[1] is False
+    (first, *others) = connect(HashStore(), 3, delays)
+    assert others == [first, first]
 
 
 @pytest.mark.parametrize("delays", [None, [0.0, 0.3, 0.6], [0.6, 0.0, 0.3]], ids=["at once", "0 first", "0 last"])
 def test_a_restart_on_the_same_store_is_a_new_attempt(delays: list[float] | None) -> None:
     store = HashStore()
-    before = connect(store, [False] * 3)
-    # The agent whose ranks failed counts the restart; the other one, which only lost its peers, does not.
-    after = connect(store, [False, False, True], delays)
-    assert len(set(after)) == 1 and after[0][0] != before[0][0]
-    assert after[0][1] is True
+    before = connect(store, 3)
+    after = connect(store, 3, delays)
+    assert len(set(after)) == 1 and after[0] != before[0]
 
 
 def test_ids_of_an_attempt_that_never_started_do_no_harm() -> None:
     store = HashStore()
     with pytest.raises(UserError):
         wait_for_ranks(store, 1, 2, 0.2)
-    assert len(set(connect(store, [False, True], [0.0, 0.3]))) == 1
+    assert len(set(connect(store, 2, [0.0, 0.3]))) == 1
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -63,12 +58,12 @@ def test_ranks_that_do_not_connect_are_named(rank: int) -> None:
 
 def test_ranks_missing_after_a_restart_are_named() -> None:
     store = HashStore()
-    connect(store, [False] * 3)
+    connect(store, 3)
     errors: dict[int, str] = {}
 
     def one(rank: int) -> None:
         try:
-            wait_for_ranks(store, rank, 3, 1.0, restarted=True)
+            wait_for_ranks(store, rank, 3, 1.0)
         except UserError as error:
             errors[rank] = str(error)
 

@@ -26,7 +26,7 @@ from turbogr.training import run_summary as summary
 from turbogr.training import trainer
 from turbogr.training.run import resolve_against, train
 from turbogr.training.step import Stepper
-from turbogr.training.trainer import NonFiniteError, Trainer
+from turbogr.training.trainer import NonFiniteError, Trainer, is_worse
 
 _CLOCK = {
     *("elapsed", "tokens_per_second", "sequences_per_second", "mfu_strict", "mfu_nominal", "evaluation_seconds"),
@@ -187,6 +187,21 @@ def test_patience_stops_early_and_keeps_the_best(config: Config, store: Store, t
     assert trained.tables["item"].shape == (store.num_items, 16)
 
 
+def test_drops_within_the_noise_do_not_count_towards_patience(config: Config, store: Store, tmp_path: Path) -> None:
+    still = dataclasses.replace(config.optimizer, lr=1e-12, table_lr=1e-12)  # no evaluation is better than the first
+    evaluate = dataclasses.replace(config.evaluate, patience=1, min_drop=0.5)
+    config = dataclasses.replace(config, optimizer=still, evaluate=evaluate)
+    assert train(config, store.path, tmp_path / "run").status == "finished"
+
+
+@pytest.mark.parametrize(
+    ("value", "noise", "worse"), [(0.4, 0.0, True), (0.5, 0.0, True), (0.4, 0.2, False), (0.2, 0.2, True)]
+)
+def test_a_value_is_worse_where_it_is_further_away_than_the_noise(value: float, noise: float, worse: bool) -> None:
+    assert is_worse(value, 0.5, noise) == worse and is_worse(1.0 - value, 0.5, noise) == worse
+    assert is_worse(float("nan"), 0.5, noise)
+
+
 def test_a_non_finite_gradient_stops_before_the_weights_are_touched(
     config: Config, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,8 +237,11 @@ def test_a_full_disk_leaves_the_previous_checkpoint(
             raise OSError(28, "No space left on device", str(folder))
 
     monkeypatch.setattr(checkpoint, "save_tensors", full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(
+        UserError, match=r"/step-8 could not be written, because the disk is full; .*--resume"
+    ) as failed:
         train(config, store.path, run)
+    assert ".part" not in str(failed.value)
     assert [entry.name for entry in sorted((run / "checkpoints").iterdir())] == ["best.json", "step-4"]
     monkeypatch.setattr(checkpoint, "save_tensors", save)
     assert train(config, store.path, run, resume=True).status == "finished"
@@ -390,9 +408,11 @@ def test_a_full_disk_under_the_tensor_writer_is_reported_as_such(
 
     monkeypatch.setattr(torch, "save", no_space)
     monkeypatch.setattr(storage, "_try_write", lambda folder: OSError(28, "No space left on device", str(folder)))
-    with pytest.raises(OSError, match="No space left on device") as caught:
+    with pytest.raises(UserError, match=r"checkpoints/step-4 could not be written, because the disk is full"):
         train(config, store.path, tmp_path / "run")
-    assert caught.value.errno == 28
+    monkeypatch.setattr(storage, "_try_write", lambda folder: OSError(5, "Input/output error", str(folder)))
+    with pytest.raises(OSError, match=r"Input/output error: '.*/checkpoints/step-4'$"):
+        train(config, store.path, tmp_path / "other")
 
 
 def test_tensorboard_has_the_same_points_after_a_resume(

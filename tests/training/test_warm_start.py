@@ -8,6 +8,7 @@ import fcntl
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -140,3 +141,70 @@ def test_the_fingerprint_is_of_the_first_rows(today: Store, tomorrow: Store) -> 
     assert today.item_ids.fingerprint(known) == tomorrow.item_ids.fingerprint(known)
     assert today.item_ids.fingerprint(known) != tomorrow.item_ids.fingerprint(known + 1)
     assert today.user_ids.fingerprint(3) != today.item_ids.fingerprint(3)
+
+
+class _Killed(BaseException):
+    """What stands for SIGKILL."""
+
+
+def kill_before_the_first_checkpoint(monkeypatch: pytest.MonkeyPatch, *args: Any, **options: Any) -> None:
+    def killed(self: Trainer) -> None:
+        raise _Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "fit", killed)
+        with pytest.raises(_Killed):
+            train(*args, **options)
+
+
+def weights(run: Path) -> list[torch.Tensor]:
+    trained = load_model(run, "last")
+    return [*trained.task.model.parameters(), *trained.tables.values()]
+
+
+def test_a_run_that_is_resumed_before_its_first_checkpoint_starts_from_the_initial_run_again(
+    config: Config, today: Store, tomorrow: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = tmp_path / "first"
+    train(config, today.path, first)
+    open_sizes = dataclasses.replace(config, model=dataclasses.replace(config.model, dim=None, max_len=None))
+    train(open_sizes, tomorrow.path, tmp_path / "straight", init_from=first)
+    for name, again in (("without", None), ("with", os.path.relpath(first))):
+        run = tmp_path / name
+        kill_before_the_first_checkpoint(monkeypatch, open_sizes, tomorrow.path, run, init_from=first)
+        assert train(open_sizes, tomorrow.path, run, resume=True, init_from=again).status == "finished"
+        for one, other in zip(weights(tmp_path / "straight"), weights(run), strict=True):
+            assert torch.equal(one, other)
+    shutil.rmtree(first)
+    longer = dataclasses.replace(open_sizes, train=dataclasses.replace(config.train, epochs=4))
+    assert train(longer, tomorrow.path, tmp_path / "with", resume=True, init_from=first).step > 0, "it is not needed"
+
+
+def test_an_initial_run_that_is_gone_or_changed_is_refused_until_there_is_a_checkpoint(
+    config: Config, today: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, run = tmp_path / "first", tmp_path / "run"
+    train(config, today.path, first)
+    kill_before_the_first_checkpoint(monkeypatch, config, today.path, run, init_from=first)
+    first.rename(tmp_path / "moved")
+    with pytest.raises(UserError, match=r"must start from .*first again.*does not exist.*in another --out"):
+        train(config, today.path, run, resume=True)
+    other = dataclasses.replace(config, train=dataclasses.replace(config.train, seed=5))
+    train(other, today.path, first)
+    with pytest.raises(UserError, match=r"must start from .*first again.*checkpoint there is another one now; put"):
+        train(config, today.path, run, resume=True)
+    shutil.rmtree(first)
+    (tmp_path / "moved").rename(first)
+    assert train(config, today.path, run, resume=True).status == "finished"
+
+
+def test_resuming_with_another_initial_run_is_refused_by_both_names(
+    config: Config, today: Store, tmp_path: Path
+) -> None:
+    first, run = tmp_path / "first", tmp_path / "run"
+    train(config, today.path, first)
+    with pytest.raises(UserError, match=r"first was started without --init-from, not with --init-from .*other"):
+        train(config, today.path, first, resume=True, init_from=tmp_path / "other")
+    train(config, today.path, run, init_from=first)
+    with pytest.raises(UserError, match=r"run was started with --init-from .*first, not with --init-from .*other"):
+        train(config, today.path, run, resume=True, init_from=tmp_path / "other")

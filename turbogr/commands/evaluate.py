@@ -93,8 +93,11 @@ def _command(args: argparse.Namespace) -> list[str]:
 
 def _evaluate(args: argparse.Namespace, world: World) -> None:
     """Measure on all ranks; write and print on rank 0."""
+    import torch
+
     from turbogr.evaluation.baseline_titles import refusal_lines
     from turbogr.evaluation.user_positions import Measured
+    from turbogr.parallel.consistency import use_same_kernels
     from turbogr.runs import open_run
     from turbogr.training.checkpoint_selection import describe_checkpoint
 
@@ -104,6 +107,7 @@ def _evaluate(args: argparse.Namespace, world: World) -> None:
     if args.json is not None:
         check_writable(args.json, "--json")
     opened = world.run_on_all(lambda: open_run(args.folder, data=args.data, which=args.which, plugins=args.plugins))
+    use_same_kernels(world, torch.device("cpu"))
     if _is_standard(args, opened):
         for name in ("evaluation.json", "samples.json"):
             check_writable(args.folder / name, "the result")

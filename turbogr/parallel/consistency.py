@@ -10,6 +10,7 @@ import socket
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ import torch
 from torch import Tensor
 
 import turbogr
-from turbogr.errors import UserError
+from turbogr.errors import Note, UserError, warn_caller
+from turbogr.ops import native, services
 from turbogr.parallel.mesh import Mesh
 from turbogr.parallel.world import World, first_difference
 
@@ -44,6 +46,63 @@ def check_same_start(world: World, facts: dict[str, Any]) -> None:
             f"rank {rank} differs from rank 0 in {name}: {theirs}, not {ours}. Start every rank with the same turbogr, "
             "recipe, options and data, and with an --out that all machines share"
         )
+
+
+def use_same_kernels(world: World, device: torch.device) -> None:
+    """Make all ranks compute with the same kernels, so that equal numbers stay equal; all ranks call it together.
+
+    Machines may have different processors. Kernels of different instruction sets round differently, so all ranks use
+    the best set that every one of them can run, and a note says so.
+
+    Raises:
+        UserError: they have no instruction set in common, or an operator has different backends.
+    """
+    if world.size == 1:
+        return
+    everyone = world.gather_objects(world.run_on_all(lambda: _own_kernels(device)))
+    found = first_difference([kernels.backends for kernels in everyone])
+    if found is not None:
+        rank, operator = found
+        theirs, ours = (everyone[r].backends.get(operator) for r in (rank, 0))
+        raise UserError(
+            f"rank {rank} computes {operator} with the backend '{theirs}', and rank 0 with '{ours}', so their digits "
+            "would differ; `turbogr doctor` on that machine says why. Fix it, or set train.backend=reference for all"
+        )
+    used = [kernels.isa for kernels in everyone]
+    if len(set(used)) == 1:
+        return
+    names = [name for name in native.INSTRUCTION_SETS if name in used]  # best first
+    weaker = native.INSTRUCTION_SETS[native.INSTRUCTION_SETS.index(names[-1]) :]
+    common = [name for name in weaker if all(name in kernels.runnable for kernels in everyone)]
+    listed = "; ".join(f"{name}: {_ranks(rank for rank, own in enumerate(used) if own == name)}" for name in names)
+    if not common:
+        raise UserError(
+            f"the ranks have no instruction set of the kernels in common ({listed}), so their digits would differ; "
+            "install the same build of turbogr on all machines, or set train.backend=reference"
+        )
+    native.set_isa(common[0])
+    if world.is_first:
+        warn_caller(
+            f"the ranks have different instruction sets ({listed}); all use the kernels for {common[0]}, so that they "
+            "compute the same digits",
+            Note,
+        )
+
+
+@dataclass(frozen=True)
+class _Kernels:
+    """What a rank computes with: backends by operator, the instruction set in use, and those that it could use."""
+
+    backends: dict[str, str]
+    isa: str | None
+    runnable: list[str]
+
+
+def _own_kernels(device: torch.device) -> _Kernels:
+    backends = {service.operator: service.backend for service in services(device)}
+    if native.BACKEND.name not in backends.values():
+        return _Kernels(backends, None, [])
+    return _Kernels(backends, native.isa(), native.available_isas())
 
 
 def check_shared_folder(world: World, folder: Path) -> None:
@@ -126,6 +185,13 @@ def _replicas_differ(rank: int, other: int, what: str, step: int) -> str:
         f"the {what} of rank {rank} differ from those of rank {other} after step {step}: its memory or network is "
         "faulty, or its libraries differ. Check that machine, and continue from the last checkpoint with --resume"
     )
+
+
+def _ranks(ranks: Iterable[int]) -> str:
+    """Name some ranks, the first few of many."""
+    listed = list(ranks)
+    more = f" and {len(listed) - 4} more" if len(listed) > 4 else ""
+    return f"rank{'s' * (len(listed) > 1)} {', '.join(map(str, listed[:4]))}{more}"
 
 
 def _short(value: Any) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from turbogr.parallel.world import World, communicating
+from turbogr.parallel.world import World, communicating, new_group
 
 _SMALLEST_BUCKET, _BUCKET_PER_RANK = 4 << 20, 256 << 10
 
@@ -42,7 +43,7 @@ class FlatGradients:
         if world.size == 1:
             return
         with communicating():
-            self._ranks = dist.new_group()
+            self._ranks = new_group()
         # The backward fills gradients from the last layer to the first.
         self._parameters = list(model.parameters())[::-1]
         first = self._parameters[0]
@@ -57,8 +58,15 @@ class FlatGradients:
             self._bucket_of[parameter] = len(lengths) - 1
         self._flat = torch.zeros(sum(lengths), dtype=first.dtype, device=first.device)
         self._buckets = self._flat.split(lengths)
+        own_filled = weakref.WeakMethod(self._filled)
+
+        def filled(parameter: Tensor) -> None:
+            if (call := own_filled()) is not None:
+                call(parameter)
+
+        # A hook that owned `self` would keep it for ever: Python does not see that the parameters own their hooks.
         for parameter in self._parameters:
-            parameter.register_post_accumulate_grad_hook(self._filled)
+            parameter.register_post_accumulate_grad_hook(filled)
 
     def attach(self) -> None:
         """Point the parameters' gradients at the zeroed buffer, for the backward to add to."""
@@ -83,7 +91,7 @@ class FlatGradients:
 
     def _start_next(self) -> None:
         with communicating("dense"):
-            self._works.append(dist.all_reduce(self._buckets[len(self._works)], group=self._ranks, async_op=True))
+            self._works.append(dist.all_reduce(self._buckets[len(self._works)], group=self._ranks(), async_op=True))
 
     def start(self) -> None:
         """Start the sums that the backward has not started."""

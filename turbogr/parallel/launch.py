@@ -1,4 +1,7 @@
-"""Start several ranks on this machine with torch's elastic agent, as `torchrun --standalone` does."""
+"""Start several ranks on this machine with torch's elastic agent, as `torchrun --standalone` does.
+
+All connections of the job are on the loopback interface: nothing of it can be reached from the network.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from turbogr.errors import UserError
 from turbogr.machine import usable_cores
+from turbogr.parallel import loopback_rendezvous
 from turbogr.parallel.heartbeat import SILENT_RANK_STATUS
 from turbogr.parallel.world import is_distributed
 
@@ -57,16 +61,17 @@ def launch(arguments: Sequence[str], ranks: int) -> int:
         "OMP_NUM_THREADS": str(max(1, usable_cores() // ranks)),
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": str(_SHUTDOWN_SECONDS),
         "TORCH_CPP_LOG_LEVEL": "ERROR",
+        "GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo",
         _RANKS_VARIABLE: str(ranks),
     }
+    loopback_rendezvous.register()
     with _environment(settings):
         config = LaunchConfig(  # reads the environment
             min_nodes=1,
             max_nodes=1,
             nproc_per_node=ranks,
             run_id=str(uuid.uuid4()),
-            rdzv_backend="c10d",
-            rdzv_endpoint="localhost:0",
+            rdzv_backend=loopback_rendezvous.BACKEND,
             max_restarts=0,
         )
         try:

@@ -7,16 +7,16 @@ machine the exchange of rows stays inside a machine. M = 1 is plain model parall
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from turbogr.errors import UserError
 from turbogr.parallel.sockets import open_sockets, shut_down
-from turbogr.parallel.world import World, communicating, mark_aborting
+from turbogr.parallel.world import Ranks, World, communicating, mark_aborting, new_group, while_connected
 
 _TABLE_SHARE = 0.5
 
@@ -92,8 +92,8 @@ class Mesh:
     world: World
     groups: int = 1
     members: int = 1
-    devices: DeviceMesh | None = None
-    own_ranks: tuple[Any, Any] | None = None
+    device_mesh: Callable[[], DeviceMesh] | None = None
+    own_ranks: tuple[Ranks, Ranks] | None = None
     sockets: Mapping[int, str] = field(default_factory=dict)
 
     @classmethod
@@ -104,7 +104,7 @@ class Mesh:
             return cls(world)
         with communicating():
             devices = init_device_mesh(device_type, (size.groups, size.members), mesh_dim_names=("group", "member"))
-        return cls(world, size.groups, size.members, devices)
+        return cls(world, size.groups, size.members, while_connected(devices))
 
     def channel(self) -> Mesh:
         """Return this mesh with process groups of its own; all ranks call it together.
@@ -126,8 +126,15 @@ class Mesh:
         """Make all waits on this mesh's own process groups fail now, on all ranks; this process must end."""
         mark_aborting()
         for ranks in self.own_ranks or ():
-            ranks.abort()  # enough for the backends of accelerators; gloo ignores it
+            with suppress(RuntimeError):  # the ranks are disconnected
+                ranks().abort()  # enough for the backends of accelerators; gloo ignores it
         shut_down(self.sockets)
+
+    @property
+    def devices(self) -> DeviceMesh:
+        """The mesh as torch knows it; there is none for a single rank."""
+        assert self.device_mesh is not None
+        return self.device_mesh()
 
     @property
     def group(self) -> int:
@@ -140,23 +147,21 @@ class Mesh:
     @property
     def member_ranks(self) -> Any:
         if self.own_ranks is not None:
-            return self.own_ranks[0]
-        assert self.devices is not None
+            return self.own_ranks[0]()
         return self.devices.get_group("member")
 
     @property
     def replica_ranks(self) -> Any:
         if self.own_ranks is not None:
-            return self.own_ranks[1]
-        assert self.devices is not None
+            return self.own_ranks[1]()
         return self.devices.get_group("group")
 
     def __str__(self) -> str:
         return f"{self.groups} × {self.members}"
 
 
-def _own_group(partition: list[list[int]], rank: int) -> Any:
+def _own_group(partition: list[list[int]], rank: int) -> Ranks:
     """Create a process group for every part of the ranks and return the one that contains `rank`."""
 
-    made = [dist.new_group(part) for part in partition]
+    made = [new_group(part) for part in partition]
     return next(group for part, group in zip(partition, made, strict=True) if rank in part)

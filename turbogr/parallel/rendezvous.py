@@ -19,16 +19,16 @@ from turbogr.errors import UserError
 _POLL_SECONDS = 0.05
 
 
-def wait_for_ranks(store: Store, rank: int, size: int, seconds: float, *, restarted: bool = False) -> tuple[str, bool]:
-    """Wait for all ranks; return an id of this attempt and whether any rank is `restarted`, the same on all.
+def wait_for_ranks(store: Store, rank: int, size: int, seconds: float) -> str:
+    """Wait for all ranks; return an id of this attempt, the same on all.
 
     Raises:
         UserError: ranks did not connect within `seconds`; it names them.
     """
     own = uuid.uuid4().hex
-    store.set(_id_key(rank), json.dumps([own, restarted]))
+    store.set(_id_key(rank), own)
     deadline = time.monotonic() + seconds
-    listed: list[list[object]] = []
+    listed: list[str] = []
     attempt = ""
     while True:
         if rank == 0:
@@ -38,10 +38,10 @@ def wait_for_ranks(store: Store, rank: int, size: int, seconds: float, *, restar
                 store.set("list", json.dumps([attempt, listed]))
         elif store.check(["list"]):
             attempt, listed = json.loads(store.get("list"))
-        if listed and listed[rank][0] == own:
+        if listed and listed[rank] == own:
             store.set(_confirm_key(attempt, rank), "here")
             if store.check([_confirm_key(attempt, number) for number in range(size)]):
-                return attempt, any(bool(again) for _, again in listed)
+                return attempt
         if time.monotonic() > deadline:
             raise UserError(_missing_ranks(store, size, seconds, attempt))
         time.sleep(_POLL_SECONDS)
@@ -55,10 +55,10 @@ def _confirm_key(attempt: str, rank: int) -> str:
     return f"{attempt}-confirmed-{rank}"
 
 
-def _present(store: Store, size: int) -> list[list[object] | None]:
-    """Return the latest [id, restarted] of each rank, None for a rank that has written none."""
+def _present(store: Store, size: int) -> list[str | None]:
+    """Return the latest id of each rank, None for a rank that has written none."""
     keys = [_id_key(rank) for rank in range(size)]
-    return [json.loads(store.get(key)) if store.check([key]) else None for key in keys]
+    return [store.get(key).decode() if store.check([key]) else None for key in keys]
 
 
 def _missing_ranks(store: Store, size: int, seconds: float, attempt: str) -> str:

@@ -257,7 +257,6 @@ class ShardedTable:
 
         DCP saves from it and loads into it on any number of ranks.
         """
-        assert self.mesh.devices is not None
         mine = self._to_row_order(local, first, num_rows)
         return DTensor.from_local(
             mine,

@@ -1,4 +1,4 @@
-"""Shut down connections that a library (gloo) has opened in this process.
+"""Shut down connections that a library (gloo, a TCPStore) has opened in this process.
 
 gloo cannot cancel a message: a thread that waits for one waits until the time limit. But if the connection is shut
 down, the wait fails at once, on this rank and on the other one. The connections are found in the system's list of open
@@ -36,3 +36,11 @@ def shut_down(sockets: Mapping[int, str]) -> None:
                 connection.getpeername()  # fails for a listening socket: gloo must keep its listener
 
                 connection.shutdown(socket.SHUT_RDWR)
+
+
+def remote_port(descriptor: int) -> int | None:
+    """Return the port at the other end of a connected socket, None if it has none."""
+    with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as connection:
+        address = connection.getpeername()
+        return int(address[1]) if isinstance(address, tuple) else None
+    return None

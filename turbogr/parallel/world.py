@@ -10,9 +10,10 @@ from __future__ import annotations
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -23,7 +24,9 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from turbogr.errors import RankLost, ReportedByOtherRank, UserError
 from turbogr.parallel.heartbeat import Heartbeat
+from turbogr.parallel.job_identity import NO_JOB, Job, own_part
 from turbogr.parallel.rendezvous import wait_for_ranks
+from turbogr.parallel.store_connection import StoreConnection
 
 _T = TypeVar("_T")
 
@@ -34,6 +37,7 @@ _ERROR_WAIT_SECONDS = 1.0  # connections may break a moment before the rank has 
 
 _heartbeat: Heartbeat | None = None
 _aborting = False
+_kept: list[Any] = []
 
 
 @dataclass(frozen=True)
@@ -44,7 +48,7 @@ class World:
     size: int = 1
     local_rank: int = 0
     local_size: int = 1
-    restarted: bool = False  # torchrun has restarted the job, or a part of it, after a failure
+    job: Job = NO_JOB
 
     @property
     def is_first(self) -> bool:
@@ -167,25 +171,52 @@ def connected_world(timeout: float = 1800.0, start_timeout: float = 300.0) -> It
         UserError: not all ranks connect; it says which are missing.
     """
     if not is_distributed():
-        yield World()
+        yield World(job=Job.of_ranks([own_part()]))
         return
     global _aborting
     _aborting = False
     ours = not dist.is_initialized()
-    restarted = _initialise(timeout, start_timeout) if ours else _is_restarted()
+    if ours:
+        _initialise(timeout, start_timeout)
     world = World(
         dist.get_rank(),
         dist.get_world_size(),
         int(os.environ.get("LOCAL_RANK", dist.get_rank())),
         int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size())),
-        restarted,
     )
     try:
-        yield world
+        yield replace(world, job=Job.of_ranks(world.gather_objects(own_part())))
     finally:
         if ours:
-            _stop_heartbeat()
-            dist.destroy_process_group()
+            _disconnect()
+
+
+Ranks = Callable[[], Any]
+"""Returns a process group that `new_group` has created."""
+
+
+def new_group(ranks: Sequence[int] | None = None) -> Ranks:
+    """Create a process group of `ranks`, by default all; all ranks of the world call it together."""
+    created = dist.new_group(None if ranks is None else list(ranks))
+    return (lambda: created) if isinstance(created, int) else while_connected(created)  # an int: not for this rank
+
+
+def while_connected(value: _T) -> Callable[[], _T]:
+    """Keep what holds process groups until the ranks disconnect; return a function that returns it until then.
+
+    The threads of a process group end when no object has it any more, so an object that may outlive the world must not
+    own one.
+    """
+    _kept.append(value)
+    reference = weakref.ref(value)
+
+    def kept() -> _T:
+        found = reference()
+        if found is None:
+            raise RuntimeError("the ranks are disconnected")
+        return found
+
+    return kept
 
 
 def set_heartbeat_timeout(seconds: float | None) -> None:
@@ -200,20 +231,22 @@ def mark_aborting() -> None:
     _aborting = True
 
 
-def _stop_heartbeat() -> None:
+def _disconnect() -> None:
+    """Stop the heartbeat and destroy all process groups, so that no thread of theirs is left."""
     global _heartbeat
-    if _heartbeat is not None:
-        _heartbeat.stop()
-        _heartbeat.wait_for_others()
+    try:
+        if _heartbeat is not None:
+            _heartbeat.stop()
+            _heartbeat.wait_for_others()
+    finally:
         _heartbeat = None
+        _kept.clear()
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
 
-def _is_restarted() -> bool:
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-
-
-def _initialise(timeout: float, start_timeout: float) -> bool:
-    """Connect to the other ranks; return whether any of them was restarted."""
+def _initialise(timeout: float, start_timeout: float) -> None:
+    """Connect to the other ranks."""
     global _heartbeat
     accelerator = torch.accelerator.current_accelerator()
     backend = "gloo"
@@ -224,12 +257,17 @@ def _initialise(timeout: float, start_timeout: float) -> bool:
         agent_hosts_store = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         hosts_store = rank == 0 and not agent_hosts_store
         job = PrefixStore("turbogr", _open_store(hosts_store, start_timeout))
-        attempt, restarted = wait_for_ranks(job, rank, size, start_timeout, restarted=_is_restarted())
+        attempt = wait_for_ranks(job, rank, size, start_timeout)
         store = PrefixStore(attempt, job)
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=timeout))
         host = f"{'torchrun' if agent_hosts_store else 'rank 0'} on {os.environ['MASTER_ADDR']}"
+        connection = StoreConnection(
+            lambda seconds: PrefixStore(f"turbogr/{attempt}/heartbeat", _open_store(False, seconds)),
+            int(os.environ["MASTER_PORT"]),
+        )
+        connection.store(start_timeout)
         _heartbeat = Heartbeat(
-            PrefixStore(f"turbogr/{attempt}/heartbeat", _open_store(False, start_timeout)),
+            connection,
             rank,
             size,
             _HEARTBEAT_TIMEOUT_SECONDS,
@@ -237,8 +275,8 @@ def _initialise(timeout: float, start_timeout: float) -> bool:
             hosts_store=hosts_store,
         )
         _heartbeat.start()
-        return restarted
     except (RuntimeError, ValueError, KeyError) as error:
+        _disconnect()
         if isinstance(error, UserError):
             raise
         raise UserError(

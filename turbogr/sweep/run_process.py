@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from signal import SIGTERM, Signals
+from signal import Signals
 
 from turbogr.machine import usable_cores
 
-_C_LIBRARY = ctypes.CDLL(None)  # loaded here: between fork and exec little is safe
-_PR_SET_PDEATHSIG = 1  # of linux/prctl.h
+# A process that asks the system for a SIGTERM when its parent has ended, for whatever reason, and then becomes the
+# command. It does that after it has been started: Python code between fork and exec may hang in a process with threads.
+# The signal comes once for every thread of a parent that was killed, so the run may end while it writes its last
+# checkpoint; the one before stays.
+_ENDS_WITH_PARENT = """
+import ctypes, os, signal, sys
+set_parent_death_signal = 1
+ctypes.CDLL(None).prctl(set_parent_death_signal, int(signal.SIGTERM), 0, 0, 0)
+if os.getppid() != int(sys.argv[1]):
+    sys.exit("the process that started this run has ended")
+os.execvp(sys.argv[2], sys.argv[2:])
+"""
 
 
 @contextmanager
@@ -46,13 +56,12 @@ class RunProcess:
             self._log_start = output.tell()  # earlier attempts wrote what is before it
             # A session of its own: Ctrl-C in a terminal then reaches the run only through us, once.
             self.process = subprocess.Popen(
-                command,
+                _ending_with_parent(command),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env={**threads, **os.environ},
                 start_new_session=True,
-                preexec_fn=_ends_with_its_parent,
             )
 
     def seconds(self) -> float:
@@ -75,15 +84,11 @@ class RunProcess:
         return said[-1] if said else f"ended with status {self.process.returncode} and no message"
 
 
-def _ends_with_its_parent() -> None:
-    """In a new process: ask the system for a SIGTERM when the sweep has ended, for whatever reason.
-
-    The signal comes once for every thread of a sweep that was killed, so the run may end while it writes its last
-    checkpoint; the one before stays.
-    """
-    prctl = getattr(_C_LIBRARY, "prctl", None)
-    if prctl is not None:
-        prctl(_PR_SET_PDEATHSIG, int(SIGTERM), 0, 0, 0)
+def _ending_with_parent(command: list[str]) -> list[str]:
+    """Return the command so that it ends when this process has ended; only Linux can do that."""
+    if not sys.platform.startswith("linux"):
+        return command
+    return [sys.executable, "-I", "-S", "-c", _ENDS_WITH_PARENT, str(os.getpid()), *command]
 
 
 def _signal_name(number: int) -> str:

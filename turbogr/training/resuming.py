@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Collection
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,14 @@ from turbogr.checkpoints import Checkpoints
 from turbogr.config import Config, flat_config, load_run_config
 from turbogr.data.store import Store
 from turbogr.errors import UserError
-from turbogr.progress import Progress
+from turbogr.parallel.job_identity import Job
+from turbogr.progress import NewerCheckpoint, Progress
 from turbogr.runs import RunFolder
 from turbogr.simple.method_settings import fixed_settings, with_settings
+from turbogr.training.warm_start import with_sizes_of
 
 _MAY_CHANGE = ("plugins", "train", "evaluate", "deliver", "optimizer", "parallel", "pipeline")
+LOCK_FILE = ".lock"  # in a run folder, where the file system cannot lock the folder itself
 _FIXED = ("train.seed", "optimizer.table")
 
 
@@ -34,8 +36,21 @@ def holds_a_run(run: Path) -> bool:
     """Whether there is something to resume or to protect; what a killed start left before run.json does not count."""
     if not run.is_dir():
         return os.path.lexists(run)
-    left_behind = {"config.yaml", "environment.json"}
+    left_behind = {"config.yaml", "environment.json", LOCK_FILE}
     return any(entry.name not in left_behind and not entry.name.endswith(".part") for entry in run.iterdir())
+
+
+def check_own_run(run: Path, job: Job) -> None:
+    """Check that what `run` holds may be resumed without being asked for: the same job has started it.
+
+    Raises:
+        UserError: it is somebody else's.
+    """
+    record = RunFolder.open(run).record if (run / "run.json").exists() else {}
+    if job.is_restart_of(record.get("job")):
+        return
+    other = " and was not started by this job" if job.agents and "status" in record else ""
+    raise UserError(f"{run} already exists{other}; choose another --out, continue it with --resume, or remove it")
 
 
 def refusals(run: Path, config: Config, store: Store, *, fixed: Collection[str] = ()) -> list[Refusal]:
@@ -94,11 +109,19 @@ def _shortened(run: Path, config: Config) -> dict[str, Refusal]:
 
 
 def _newest_progress(run: Path) -> Progress:
-    """Return how far a run has come; `Trainer.resume` reports a damaged checkpoint."""
+    """Return how far a run has come; `Trainer.resume` reports a damaged checkpoint.
+
+    Raises:
+        NewerCheckpoint: a later release wrote it.
+    """
     checkpoints = Checkpoints(run)
     for step in reversed(checkpoints.steps()):
-        with suppress(UserError):
+        try:
             return checkpoints.progress(step)
+        except NewerCheckpoint:
+            raise
+        except UserError:
+            continue
     return Progress()
 
 
@@ -120,6 +143,13 @@ def with_stored_choices(config: Config, run: Path) -> Config:
         chosen = fixed_settings(config.method, stored.options)
         options = with_settings(config.method, options, {**chosen, **fixed_settings(config.method, options)})
     return dataclasses.replace(config, evaluate=evaluate, data=data, options=options)
+
+
+def with_stored_sizes(config: Config, run: Path) -> Config:
+    """Keep the model sizes that an existing run took over from another one, where the config leaves them open."""
+    if not (run / "run.json").exists() or RunFolder.open(run).record.get("init_from") is None:
+        return config
+    return with_sizes_of(config, load_run_config(run))
 
 
 def with_stored_cost(config: Config, run: Path) -> Config:

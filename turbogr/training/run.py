@@ -30,15 +30,18 @@ from turbogr.config import (
 from turbogr.data.repeats import Repeats, count_repeats
 from turbogr.data.split import Split
 from turbogr.data.store import Store
+from turbogr.data.vocabulary import Int64Array
 from turbogr.errors import Note, UserError, warn_caller
 from turbogr.evaluation.evaluator import Interrupted
-from turbogr.parallel.consistency import check_same_start, check_shared_folder
+from turbogr.parallel.consistency import check_same_start, check_shared_folder, use_same_kernels
+from turbogr.parallel.job_identity import Job
 from turbogr.parallel.mesh import Mesh, MeshSize, choose_mesh
 from turbogr.parallel.world import World, connected_world, is_first_rank, set_heartbeat_timeout
 from turbogr.plugins import find as component_of
 from turbogr.plugins import operators_of
 from turbogr.plugins import record as component_records
 from turbogr.runs import RunFolder
+from turbogr.simple.popularity_strength import popularity_strength
 from turbogr.tables.embedding_tables import EmbeddingTables
 from turbogr.tasks import task_class
 from turbogr.tasks.features import resolve_features
@@ -46,12 +49,20 @@ from turbogr.tasks.task import Task
 from turbogr.training.checkpoint_selection import check_selection
 from turbogr.training.cost_measurement import with_measured_cost
 from turbogr.training.method_run import fit_method
-from turbogr.training.resuming import changed_settings, holds_a_run, refusals, with_stored_choices, with_stored_cost
+from turbogr.training.resuming import (
+    changed_settings,
+    check_own_run,
+    holds_a_run,
+    refusals,
+    with_stored_choices,
+    with_stored_cost,
+    with_stored_sizes,
+)
 from turbogr.training.run_start import RunStart, held_folder, keep_data, now
 from turbogr.training.run_summary import SUMMARY, summary_is_current, write_summary
 from turbogr.training.stopping import AgreedStop
 from turbogr.training.trainer import Trainer, TrainResult, choose_device
-from turbogr.training.warm_start import WarmStart
+from turbogr.training.warm_start import WarmStart, repeated_warm_start
 
 
 def train(
@@ -68,22 +79,23 @@ def train(
     """Train a recipe on the prepared store `data` into the run folder `out`; `turbogr.train` is the general form.
 
     `overrides` replace settings of the recipe, see `load_config`.
-    With `resume`, an existing run continues from its newest checkpoint with the same model and data; how long (but not
-    less than it has been trained), how fast, on how many ranks and how it is evaluated may change. A folder that does
-    not exist yet is started. `init_from` is a run whose parameters and item vectors a new run starts from; `data` must
-    extend what that run was trained on. With `until_epoch` training pauses after that epoch, without a summary; it is
-    "interrupted" without a signal, and resumes to the same weights. `plugins` are files or modules of your own
-    components, besides those that the recipe names.
+    With `resume`, an existing run continues from its newest checkpoint with the same model and data; how long (but
+    not less than it has been trained), how fast, on how many ranks and how it is evaluated may change. A folder
+    that does not exist yet is started. `init_from` is a run whose parameters and item vectors a new run starts
+    from; `data` must extend what that run was trained on. A run that is resumed before its first checkpoint starts
+    from it again. With `until_epoch` training pauses after that epoch, without a summary; it is "interrupted"
+    without a signal, and resumes to the same weights. `plugins` are files or modules of your own components,
+    besides those that the recipe names.
 
     A process that torchrun has started trains together with the other ranks; `data` and `out` must be the same folders
-    for all of them. Rank 0 prints and writes.
+    for all of them. Rank 0 prints and writes. When torchrun restarts the ranks, they resume the run that their own job
+    has started; the run of another job needs `resume`.
 
     Raises:
         UserError: a bad recipe, store or folder; NonFiniteError when training diverges.
     """
     with connected_world() as world, world.reporting_errors_once():
-        resume = resume or world.restarted
-        start = world.run_on_all(lambda: _prepare(recipe, data, out, overrides, resume, init_from, plugins))
+        start = world.run_on_all(lambda: _prepare(recipe, data, out, overrides, resume, init_from, plugins, world.job))
         check_same_start(
             world,
             {
@@ -92,6 +104,7 @@ def train(
                 "--out": str(start.run.absolute()),
                 "what --out holds": f"a run of {start.record['created']}" if start.exists else "no run",
                 "--init-from": start.record["init_from"],
+                "the weights to start from": None if start.warm_start is None else start.warm_start.identity,
                 "the plug-ins": start.record["components"],
             },
         )
@@ -130,6 +143,7 @@ def _prepare(
     resume: bool,
     init_from: str | Path | None,
     plugins: Sequence[str | Path],
+    job: Job,
 ) -> RunStart:
     """Read and check all that a run begins with; nothing is written."""
     if isinstance(recipe, Config):
@@ -139,10 +153,14 @@ def _prepare(
     store, run = Store.open(data), Path(out)
     exists = holds_a_run(run)
     if exists and not resume:
-        raise UserError(f"{run} already exists; choose another --out, continue it with --resume, or remove it")
+        check_own_run(run, job)
     if config.method is not None:
         _check_method(config, init_from)
-    warm_start = None if init_from is None else WarmStart(init_from, store)
+    if exists:
+        warm_start = repeated_warm_start(run, store, init_from)
+        config = with_stored_sizes(config, run)
+    else:
+        warm_start = None if init_from is None else WarmStart(init_from, store)
     given = with_stored_choices(config if warm_start is None else warm_start.fill(config), run)
     repeats = count_repeats(store, Split.of(store, config.data.split))
     config = resolve_against(given, store, repeats)
@@ -156,6 +174,9 @@ def _prepare(
     if task_class(config.task).predicts_items and repeats is not None:
         record["protocol"] = _protocol(given, config, repeats, record.get("protocol"))
     record.setdefault("init_from", None if init_from is None else str(Path(init_from).resolve()))
+    if warm_start is not None:
+        record["init_from_checkpoint"] = warm_start.identity
+    record["job"] = job.to_record()
     return RunStart(config, store, run, exists, warm_start, record, changes)
 
 
@@ -183,6 +204,7 @@ def _build(start: RunStart, world: World) -> tuple[Trainer, dict[str, Any]]:
     ops.set_backend(config.train.backend)
     ops.keep_freed_memory()
     device = choose_device(config.train.device, world.local_rank if world.size > 1 else None)
+    use_same_kernels(world, device)
     config = start.config = _with_cost(config, start.store, world, device)
     mesh_size = _mesh_size(config, start.store, world, device)
     mesh = Mesh.build(world, mesh_size, device.type)
@@ -301,8 +323,26 @@ def resolve_against(config: Config, store: Store, repeats: Repeats | None = None
         typical_length=int(np.quantile(inputs, 0.9)),
         longest_length=int(inputs.max()),
         num_events=int(inputs.sum()),
+        covering_length=_covering_length(inputs),
+        popularity_strength=_popularity_strength(config, store, split, seen_out=filter_seen),
         filter_seen=filter_seen,
     )
+
+
+def _covering_length(lengths: Int64Array, share: float = 0.95) -> int:
+    """Return the least number of newest events of every user that hold `share` of all events."""
+    counts = np.bincount(lengths)
+    longer = counts[::-1].cumsum()[::-1][1:]  # [n - 1]: users with n events or more
+    covered = longer.cumsum()
+    return int(np.searchsorted(covered, share * covered[-1])) + 1
+
+
+def _popularity_strength(config: Config, store: Store, split: Split, *, seen_out: bool) -> float | None:
+    """Measure it where a setting depends on it."""
+    needed = config.defaults == "from-data" and "loss.temperature" not in config.given
+    if not needed or not component_of("task", config.task).factory.predicts_items:
+        return None
+    return popularity_strength(store, split, seen_out=config.evaluate.filter_seen is not False and seen_out)
 
 
 def _new_record(config: Config, store: Store, recipe: str | Path | Config) -> dict[str, Any]:

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import datetime
-import fcntl
 import json
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from turbogr.config import Config, dump_config
 from turbogr.data.store import Store
-from turbogr.errors import UserError
-from turbogr.files import replace_text
+from turbogr.errors import Note, UserError, warn_caller
+from turbogr.file_locks import try_lock
+from turbogr.files import remove_abandoned_files, replace_text
 from turbogr.parallel.world import World
 from turbogr.runs import RunFolder
+from turbogr.training.resuming import LOCK_FILE
 from turbogr.training.warm_start import WarmStart
 
 
@@ -49,6 +50,8 @@ def held_folder(start: RunStart, environment: dict[str, Any], world: World) -> I
         def set_up() -> None:
             run.mkdir(parents=True, exist_ok=True)
             held.enter_context(_alone_in(run))
+            for folder in (run, run / "positions", run / "timeline"):
+                remove_abandoned_files(folder)
             replace_text(run / "config.yaml", dump_config(start.config))
             replace_text(run / "environment.json", json.dumps(environment, indent=2) + "\n")
             _write_record(run, record, status="running")
@@ -56,8 +59,11 @@ def held_folder(start: RunStart, environment: dict[str, Any], world: World) -> I
         world.run_on_first(set_up)
         try:
             yield statuses.append
-        finally:
-            _write_record(run, record, status=statuses[-1])
+        except BaseException:
+            with suppress(OSError):  # of a disk that is full, say; what ended the run is what the user must know
+                _write_record(run, record, status=statuses[-1])
+            raise
+        _write_record(run, record, status=statuses[-1])
 
 
 def _nothing() -> None:
@@ -73,16 +79,34 @@ def keep_data(start: RunStart) -> None:
 
 @contextmanager
 def _alone_in(run: Path) -> Iterator[None]:
-    """Hold the run folder against a second trainer; the lock ends with the process, however it ends."""
-    handle = os.open(run, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"another process is training in {run}; wait for it or choose another --out") from None
+    """Hold the run folder against a second trainer; the lock ends with the process, however it ends.
+
+    A network file system may lock files and no folders; then a file inside is locked. It is never removed: another
+    process may have opened it.
+    """
+    with ExitStack() as opened:
+        locked = _lock(opened, run, os.O_RDONLY)
+        if locked is None:
+            locked = _lock(opened, run / LOCK_FILE, os.O_RDWR | os.O_CREAT)
+        if locked is None:
+            warn_caller(
+                f"the file system of {run} has no locks, so nothing keeps a second process from training there; start "
+                "one at a time",
+                Note,
+            )
+        if locked is False:
+            raise UserError(f"another process is training in {run}; wait for it or choose another --out")
         yield
-    finally:
-        os.close(handle)
+
+
+def _lock(opened: ExitStack, path: Path, flags: int) -> bool | None:
+    """Open and lock a path until `opened` ends; the answers are those of `try_lock`."""
+    try:
+        handle = os.open(path, flags, 0o666)
+    except OSError:
+        return None  # what cannot be written is reported where it is
+    opened.callback(os.close, handle)
+    return try_lock(handle)
 
 
 def _write_record(run: Path, record: dict[str, Any], *, status: str) -> None:

@@ -359,7 +359,8 @@ class Trainer:
         error = getattr(result, "standard_errors", {}).get(config.metric)
         (selecting,) = self.task.describe_metrics([config.metric])
         better = progress.best_value is None or selecting.is_better(value, progress.best_value)
-        progress.stale_evaluations = 0 if better else progress.stale_evaluations + 1
+        worse = not better and is_worse(value, progress.best_value, config.min_drop * (error or 0.0))
+        progress.stale_evaluations = 0 if better else progress.stale_evaluations + worse
         progress.evaluated_step, progress.selected_by = progress.step, self.selected_by
         if better:
             progress.best_value, progress.best_step, progress.best_epoch = value, progress.step, self.epoch()
@@ -454,3 +455,9 @@ def choose_device(name: str, local_rank: int | None = None) -> torch.device:
         reason = str(error).split("\n")[0]
         raise UserError(f"train.device '{name}' cannot be used here: {reason}; use auto or cpu") from error
     return device
+
+
+def is_worse(value: float, best: float | None, noise: float) -> bool:
+    """Whether a value that is not the best lies further from it than `noise`; one that is not finite does."""
+    assert best is not None, "the first value is the best"
+    return not abs(value - best) <= noise or noise == 0
