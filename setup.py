@@ -30,6 +30,8 @@ FLAGS = [
     "-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti",
     "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast", "-Wall", "-Wextra", "-Wno-psabi",
 ]  # fmt: skip
+# Compiled once, for the baseline.
+ONCE = ("runtime", "fma_peak")
 # Built for small blocks too, exported with the suffix `_small`.
 IN_TWO_SIZES = ("fuxi_attention", "hstu_attention")
 AVX2 = ["-mavx2", "-mfma", "-mbmi", "-mbmi2", "-mlzcnt", "-mpopcnt", "-mf16c"]
@@ -73,10 +75,10 @@ class BuildKernels(build_ext):
         objects_dir.mkdir(parents=True, exist_ok=True)
         headers = max(path.stat().st_mtime for path in [*CSRC.glob("*.h"), Path(__file__)])
 
-        jobs = [(CSRC / "runtime.cpp", objects_dir / "runtime.o", [])]
+        jobs = [(CSRC / f"{stem}.cpp", objects_dir / f"{stem}.o", []) for stem in ONCE]
         for isa, isa_flags in instruction_sets().items():
             for source in sorted(CSRC.glob("*.cpp")):
-                if source.name != "runtime.cpp":
+                if source.stem not in ONCE:
                     jobs.append((source, objects_dir / f"{source.stem}.{isa}.o", [f"-DTURBOGR_ISA={isa}", *isa_flags]))
             for stem in IN_TWO_SIZES:
                 small = [f"-DTURBOGR_ISA={isa}_small", "-DTURBOGR_SMALL_BLOCKS", *isa_flags]

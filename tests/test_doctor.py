@@ -5,12 +5,19 @@ import json
 import pytest
 import torch
 
-from turbogr import cli, doctor, machine, ops
+from turbogr import cli, doctor, machine, ops, peak
+
+
+def _only_in_full_precision(dtype):
+    if dtype != torch.float32:
+        raise peak.PeakUnavailable("there is no such instruction")
+    return 2e11
 
 
 @pytest.fixture
 def facts(monkeypatch):
     monkeypatch.setattr(machine, "gemm_peak", lambda dtype, timeout: 5e10)
+    monkeypatch.setattr(peak, "fma_peak", _only_in_full_precision)
     return doctor.examine()
 
 
@@ -19,6 +26,7 @@ def test_the_facts_are_plain_json(facts):
     assert facts["devices"][-1] == "cpu"
     assert facts["memory"]["available_bytes"] <= facts["memory"]["total_bytes"]
     assert facts["gemm_peak"] == {name: {"flops": 5e10} for name in ("float32", "bfloat16", "float16")}
+    assert facts["fma_peak"] == {"float32": {"flops": 2e11}, "bfloat16": {"fault": "there is no such instruction"}}
 
 
 def test_every_operator_is_served_and_shown(facts):
@@ -34,7 +42,7 @@ def test_the_summary_has_ten_lines(facts):
     lines = doctor.summarise(facts).splitlines()
     assert len(lines) == 10 and lines[-1] == "Nothing to fix."
     assert lines[0].startswith("versions") and facts["versions"]["torch"] in lines[0]
-    assert "float32 50.0 GFLOP/s, bfloat16 50.0" in lines[-2]
+    assert "float32 at most 200.0, matrix product 50.0 GFLOP/s, bfloat16 50.0" in lines[-2]
     facts["warnings"] = ["only 1 GB is free", "2 threads"]
     assert doctor.summarise(facts).splitlines()[-2:] == ["worth fixing: only 1 GB is free", "worth fixing: 2 threads"]
 

@@ -14,11 +14,12 @@ from typing import Any
 
 import torch
 
-from turbogr import machine, ops
+from turbogr import machine, ops, peak
 from turbogr.errors import UserError
 from turbogr.ops import native
 
 PRECISIONS = (torch.float32, torch.bfloat16, torch.float16)
+FMA_PRECISIONS = (torch.float32, torch.bfloat16)
 
 _GB = 1e9
 _LITTLE_DISK = 5 * _GB
@@ -29,8 +30,9 @@ _EMULATED = 0.2
 def examine(folder: Path | str = ".", measure: bool = True) -> dict[str, Any]:
     """Return the facts as plain JSON values; `folder` is where free disk space is looked up.
 
-    Keys: versions, machine, devices, compiler, kernels, backends, operators, gemm_peak, memory, disk, warnings.
-    `gemm_peak` maps a precision to {"flops": rate} or {"fault": reason}; without `measure` it is empty.
+    Keys: versions, machine, devices, compiler, kernels, backends, operators, fma_peak, gemm_peak, memory, disk,
+    warnings. `fma_peak` and `gemm_peak` (what the processor computes at most, and in PyTorch's matrix product) map a
+    precision to {"flops": rate} or {"fault": reason}; without `measure` they are empty.
     """
     facts: dict[str, Any] = {
         "versions": machine.versions(),
@@ -43,6 +45,7 @@ def examine(folder: Path | str = ".", measure: bool = True) -> dict[str, Any]:
             {"operator": service.operator, "backend": service.backend, "why": service.why}
             for service in ops.services(torch.device("cpu"))
         ],
+        "fma_peak": {_short(dtype): _fma_peak(dtype) for dtype in FMA_PRECISIONS} if measure else {},
         "gemm_peak": {_short(dtype): _peak(dtype) for dtype in PRECISIONS} if measure else {},
         "memory": {"total_bytes": machine.memory_bytes(), "available_bytes": available_memory()},
         "disk": _disk(Path(folder)),
@@ -146,8 +149,7 @@ def summarise(facts: dict[str, Any]) -> str:
         ("operators", _operators_row(facts["operators"])),
     ]
     if facts["gemm_peak"]:
-        speeds = [f"{name} {speed}" for name, speed in map(_peak_row, facts["gemm_peak"].items())]
-        shown.append(("speed", ", ".join(speeds)))
+        shown.append(("speed", ", ".join(f"{name} {speed}" for name, speed in _speed_rows(facts))))
     width = max(len(name) for name, _ in shown)
     lines = [f"{name:<{width}}  {value}" for name, value in shown]
     problems = [f"worth fixing: {warning}" for warning in facts["warnings"]]
@@ -175,7 +177,7 @@ def describe(facts: dict[str, Any]) -> str:
         _table("Operators", [(row["operator"], f"{row['backend']:<10} {row['why']}") for row in facts["operators"]]),
     ]
     if facts["gemm_peak"]:
-        sections.append(_table("Matrix product, measured peak", map(_peak_row, facts["gemm_peak"].items())))
+        sections.append(_table("Speed: fused multiply-adds (the 100 % of MFU), matrix product", _speed_rows(facts)))
     if facts["warnings"]:
         sections.append("Worth fixing\n" + "\n".join(f"  - {warning}" for warning in facts["warnings"]))
     else:
@@ -198,9 +200,21 @@ def _peak(dtype: torch.dtype) -> dict[str, Any]:
         return {"fault": str(error)}
 
 
-def _peak_row(entry: tuple[str, dict[str, Any]]) -> tuple[str, str]:
-    name, peak = entry
-    return name, peak["fault"] if "fault" in peak else f"{peak['flops'] / 1e9:,.1f} GFLOP/s"
+def _fma_peak(dtype: torch.dtype) -> dict[str, Any]:
+    try:
+        return {"flops": peak.fma_peak(dtype)}
+    except peak.PeakUnavailable as error:
+        return {"fault": str(error)}
+
+
+def _speed_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    """By precision, what the processor computes at most, and in a matrix product."""
+    rows = []
+    for name, gemm in facts["gemm_peak"].items():
+        most = facts["fma_peak"].get(name, {}).get("flops")
+        product = gemm["fault"] if "fault" in gemm else f"{gemm['flops'] / 1e9:,.1f} GFLOP/s"
+        rows.append((name, product if most is None else f"at most {most / 1e9:,.1f}, matrix product {product}"))
+    return rows
 
 
 def _disk(folder: Path) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from turbogr.bench import run_benchmark, train
 from turbogr.bench._paper_models import PAPER_CASES
 from turbogr.bench._training import Case
 from turbogr.errors import UserError
+from turbogr.peak import Peak
 
 
 @pytest.fixture(autouse=True)
@@ -26,12 +27,13 @@ def _no_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
         }
 
     monkeypatch.setattr(train, "measure_in_child", measured)
-    monkeypatch.setattr(train, "gemm_peak", lambda *args: 1e11)
+    monkeypatch.setattr(train, "measure_peak", lambda *args: Peak(fma=1e11, gemm=5e10))
 
 
 def test_figures_and_the_papers_column() -> None:
     record, result = run_benchmark("train", ["cases=ml1m,fuxi_long"])
     assert record.figures["ml1m_vs_reference"] == 5.0
+    assert record.figures["fma_peak_gflops"] == 100 and record.figures["gemm_library_gflops"] == 50
     assert record.figures["fuxi_long_mfu_strict"] == pytest.approx(0.2)
     assert record.figures["fuxi_long_mfu_nominal"] == pytest.approx(0.5)
     rows = {row[0]: row for row in result.tables[0].rows}
@@ -74,6 +76,15 @@ def test_records_of_another_machine_are_not_merged(tmp_path: Path, changes: dict
     record.write(path)
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
     with pytest.raises(UserError, match=f"another {what}"):
+        run_benchmark("train", ["cases=ml1m", f"merge={path}"])
+
+
+def test_a_record_with_the_former_mfu_is_not_merged(tmp_path: Path) -> None:
+    path = tmp_path / "train.json"
+    record, _ = run_benchmark("train", ["cases=hstu_tiny"])
+    del record.figures["fma_peak_gflops"], record.figures["gemm_library_gflops"]
+    record.write(path)
+    with pytest.raises(UserError, match="MFU is a share of the matrix product's rate"):
         run_benchmark("train", ["cases=ml1m", f"merge={path}"])
 
 

@@ -25,7 +25,7 @@ from turbogr.training.trainer import Trainer
 def make_trainer(config: Config, store: Path, run: Path, world: World, groups: int = 1) -> Trainer:
     opened = Store.open(store)
     mesh = Mesh.build(world, choose_mesh(world.size, world.size, groups=groups), "cpu")
-    return Trainer(resolve_against(config, opened), opened, run, device=torch.device("cpu"), gemm_peak=None, mesh=mesh)
+    return Trainer(resolve_against(config, opened), opened, run, device=torch.device("cpu"), peak_flops=None, mesh=mesh)
 
 
 def whole_state(trainer: Trainer) -> dict[str, Tensor]:

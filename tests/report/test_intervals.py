@@ -176,3 +176,14 @@ def test_damaged_item_info_is_named(measured, store):
         assert "item_info.parquet is damaged" in text and "Length of a user's history" in text
     finally:
         path.unlink()
+
+
+def test_the_page_says_what_mfu_is_a_share_of(measured):
+    run, _ = measured
+    former = parse_text(write_report(run).read_text(encoding="utf-8"))
+    assert "fastest matrix product, as was usual when this run was made (181 GFLOP/s)" in " ".join(former.split())
+    info = json.loads((run / "run.json").read_text())
+    info["machine"] |= {"peak_flops": 3e11, "fma_peak_flops": 3e11, "gemm_peak_flops": 2e11}
+    (run / "run.json").write_text(json.dumps(info))
+    now = parse_text(write_report(run).read_text(encoding="utf-8"))
+    assert "computes at most (fused multiply-adds, 300 GFLOP/s)" in " ".join(now.split())

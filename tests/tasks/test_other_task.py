@@ -49,7 +49,7 @@ def test_the_checkpoint_with_the_lowest_loss_is_the_best(run: Path) -> None:
 
 def test_a_model_without_blocks_is_named_after_its_task(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     opened = open_run(run)
-    trainer = Trainer(opened.config, opened.store, run, device=torch.device("cpu"), gemm_peak=None)
+    trainer = Trainer(opened.config, opened.store, run, device=torch.device("cpu"), peak_flops=None)
     _say_what_starts(trainer, [], "")
     assert capsys.readouterr().err.startswith("sasrec: 1 blocks of width 8, up to 16 events; ")
     trainer.task.model = torch.nn.Linear(3, 2)

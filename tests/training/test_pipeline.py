@@ -70,7 +70,7 @@ def with_pipeline(config: Config, **options: Any) -> Config:
 
 
 def trainer_of(config: Config, store: Store, run: Path, make_worker: Callable[..., Any] = Threaded) -> Trainer:
-    trainer = Trainer(resolve_against(config, store), store, run, device=torch.device("cpu"), gemm_peak=None)
+    trainer = Trainer(resolve_against(config, store), store, run, device=torch.device("cpu"), peak_flops=None)
     trainer.executor = make_executor(trainer.stepper, config.pipeline, trainer.timeline, make_worker)
     return trainer
 

@@ -36,7 +36,7 @@ _CLOCK = {
 
 def final_tensors(config: Config, store: Store, run: Path) -> dict[str, torch.Tensor]:
     """Every tensor of the newest checkpoint, flattened to names."""
-    fresh = Trainer(resolve_against(config, store), store, run, device=torch.device("cpu"), gemm_peak=None)
+    fresh = Trainer(resolve_against(config, store), store, run, device=torch.device("cpu"), peak_flops=None)
     fresh.resume()
     flat: dict[str, torch.Tensor] = {}
 

@@ -234,7 +234,7 @@ def test_positions_that_share_negatives_share_them_among_trained_ones(config: Co
 def test_the_logged_loss_is_a_mean_over_trained_targets(config: Config, store: Store, tmp_path: Path) -> None:
     config = skipping(dataclasses.replace(config, train=dataclasses.replace(config.train, log_every=4, epochs=1)))
     trainer = Trainer(
-        resolve_against(config, store), store, tmp_path / "run", device=torch.device("cpu"), gemm_peak=None
+        resolve_against(config, store), store, tmp_path / "run", device=torch.device("cpu"), peak_flops=None
     )
     losses, weights, flops = [], [], 0.0
     for batch in trainer.loader:

@@ -55,7 +55,7 @@ def test_known_items_keep_their_vectors_and_new_ones_are_drawn(
 
     start = WarmStart(tmp_path / "first", tomorrow)
     settings = resolve_against(config, tomorrow)
-    fresh = Trainer(settings, tomorrow, tmp_path / "x", device=torch.device("cpu"), gemm_peak=None)
+    fresh = Trainer(settings, tomorrow, tmp_path / "x", device=torch.device("cpu"), peak_flops=None)
     drawn = fresh.tables.gather("item").clone()
     start.apply(fresh.model, fresh.tables)
     known = today.num_items

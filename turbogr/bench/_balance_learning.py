@@ -103,7 +103,7 @@ def _config(epochs: int) -> Config:
 
 
 def _trainer(config: Config, store: Store, folder: Path) -> Trainer:
-    return Trainer(config, store, folder / "run", device=torch.device("cpu"), gemm_peak=None)
+    return Trainer(config, store, folder / "run", device=torch.device("cpu"), peak_flops=None)
 
 
 def _curve(config: Config, store: Store, folder: Path, seed: int) -> list[float]:

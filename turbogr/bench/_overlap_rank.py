@@ -141,7 +141,7 @@ def _make_trainer(world: World, model: str, mode: str, options: dict[str, Any], 
     num_sequences = batch_size * (options["warm_steps"] + options["max_steps"] + _BEHIND)
     store = _store(folder / "store", num_sequences, length, num_items)
     mesh = Mesh.build(world, choose_mesh(world.size, world.local_size, groups=options["groups"]), "cpu")
-    return Trainer(config, store, folder / "run", device=torch.device("cpu"), gemm_peak=None, mesh=mesh)
+    return Trainer(config, store, folder / "run", device=torch.device("cpu"), peak_flops=None, mesh=mesh)
 
 
 def _store(path: Path, num_sequences: int, length: int, num_items: int) -> Store:

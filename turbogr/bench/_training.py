@@ -121,7 +121,7 @@ def _make_trainer(case: Case, folder: Path) -> Trainer:
     assert config.model.max_len is not None
     lengths = draw_lengths(case, 8 * case.batch_size, config.model.max_len)
     store = write_store(folder / "store", lengths + 2, case.num_items)
-    return Trainer(config, store, folder / "run", device=torch.device("cpu"), gemm_peak=None)
+    return Trainer(config, store, folder / "run", device=torch.device("cpu"), peak_flops=None)
 
 
 def write_store(

@@ -81,7 +81,7 @@ def run(settings: Mapping[str, Any]) -> Result:
     ops.keep_freed_memory()
     with tempfile.TemporaryDirectory() as folder:
         config = resolve_against(config, store)
-        trainer = Trainer(config, store, Path(folder), device=torch.device("cpu"), gemm_peak=None)
+        trainer = Trainer(config, store, Path(folder), device=torch.device("cpu"), peak_flops=None)
         reads = _count(trainer, settings["steps"])
     note = f"{reads.batches} batches of {config.data.batch_size or config.data.batch_tokens} from {store.path}"
     return Result(reads.figures(), [], {}, [note])

@@ -1,8 +1,10 @@
-"""GEMM peak of this machine in every precision: the 100 % of MFU.
+"""What this machine computes at most in every precision (the 100 % of MFU), and in PyTorch's matrix product.
 
 Claim: none; a fact about the machine.
-Compared with: nothing; the rate of the fastest of several large square matrix products.
-Keys: `gflops_<precision>`. A precision that this machine cannot compute has none; it is tried in a child process.
+Compared with: nothing; fused multiply-adds that touch no memory, and the fastest of several large square matrix
+products.
+Keys: `fma_gflops_<precision>` (float32, bfloat16), `gflops_<precision>` of the matrix product. A precision that this
+machine cannot compute has none; it is tried in a child process.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ import torch
 from turbogr.bench.record import Cell, Result, Table
 from turbogr.errors import UserError, did_you_mean
 from turbogr.machine import GemmUnavailable, gemm_peak
-from turbogr.plot import Axis, bar_chart
+from turbogr.peak import PeakUnavailable, fma_peak
+from turbogr.plot import Axis, grouped_bar_chart
 
 SETTINGS: dict[str, Any] = {
     "precisions": ["float32", "float64", "bfloat16", "float16"],
@@ -39,17 +42,26 @@ def run(settings: Mapping[str, Any]) -> Result:
     rows: list[list[Cell]] = []
     notes = []
     for precision in settings["precisions"]:
-        rate: float | None = None
+        dtype = getattr(torch, precision)
         try:
-            rate = gemm_peak(getattr(torch, precision), threads, settings["timeout"]) / 1e9
-            figures[f"gflops_{precision}"] = rate
+            figures[f"gflops_{precision}"] = gemm_peak(dtype, threads, settings["timeout"]) / 1e9
         except GemmUnavailable as error:
             notes.append(f"{precision} is not available on this machine: {error}")
-        rows.append([precision, rate])
-    title = f"GEMM peak, {threads} thread{'s' if threads > 1 else ''}"
-    plot = bar_chart(
-        {precision: figures.get(f"gflops_{precision}", float("nan")) for precision in settings["precisions"]},
+        try:
+            figures[f"fma_gflops_{precision}"] = fma_peak(dtype, threads) / 1e9
+        except PeakUnavailable as error:
+            notes.append(f"the peak of {precision} was not measured: {error}")
+        rows.append([precision, figures.get(f"fma_gflops_{precision}"), figures.get(f"gflops_{precision}")])
+    title = f"Peak, {threads} thread{'s' if threads > 1 else ''}"
+    kinds = {"fused multiply-adds": "fma_gflops_", "matrix product": "gflops_"}
+    plot = grouped_bar_chart(
+        settings["precisions"],
+        {
+            kind: [figures.get(prefix + precision, float("nan")) for precision in settings["precisions"]]
+            for kind, prefix in kinds.items()
+        },
         title=title,
-        axis=Axis("GFLOP/s, best of several square products", zero=True),
+        y=Axis("GFLOP/s", zero=True),
     )
-    return Result(figures, [Table(title, ["precision", "GFLOP/s"], rows)], {"gemm": plot}, notes)
+    columns = ["precision", "fused multiply-adds, GFLOP/s", "matrix product, GFLOP/s"]
+    return Result(figures, [Table(title, columns, rows)], {"gemm": plot}, notes)

@@ -4,11 +4,12 @@ Claim: training is many times faster than with plain PyTorch operators and than 
 Compared with: our reference operators (plain PyTorch) and RecTools' HSTUModel on the same lengths.
 Keys, for case C: `C_tokens_per_second`, `C_mfu_strict`, `C_mfu_nominal`, `C_peak_memory_bytes`; `ml1m` and `d256` also
 `C_reference_tokens_per_second`, `C_reference_peak_memory_bytes`, `C_vs_reference`; `ml1m_rectools_tokens_per_second`,
-`ml1m_vs_rectools`; `gemm_peak_gflops`.
+`ml1m_vs_rectools`; `fma_peak_gflops`, `gemm_library_gflops` (also as `gemm_peak_gflops`).
 
 Cases: `ml1m` (HSTU at d = 50, 2 blocks, one head, lengths as in MovieLens-1M), `d256` (4 blocks, 4 heads of 64,
-lengths up to 1024), and the paper's presets with the lengths of KuaiRand-27K. Each runs in its own process. MFU is
-relative to the best fp32 GEMM measured in the same run. RecTools needs its own environment; give its interpreter with
+lengths up to 1024), and the paper's presets with the lengths of KuaiRand-27K. Each runs in its own process. MFU is a
+share of the processor's fp32 peak, measured in the same run by fused multiply-adds; a record without `fma_peak_gflops`
+used the rate of PyTorch's matrix product instead. RecTools needs its own environment; give its interpreter with
 `--set rectools_python=PATH`, otherwise that comparison is left out.
 
 A step of the largest presets takes more than a minute on two cores, so cases can be measured one by one:
@@ -33,7 +34,8 @@ from turbogr.bench._paper_models import PAPER_CASES, paper_model
 from turbogr.bench._training import Case, measure_in_child
 from turbogr.bench.record import Cell, Record, Result, Table
 from turbogr.errors import UserError, did_you_mean
-from turbogr.machine import gemm_peak, machine_facts, versions
+from turbogr.machine import machine_facts, versions
+from turbogr.peak import Peak, measure_peak
 from turbogr.plot import Axis, bar_chart, grouped_bar_chart, percent
 
 CASES = ("ml1m", "d256", *PAPER_CASES)
@@ -66,20 +68,22 @@ def run(settings: Mapping[str, Any]) -> Result:
 
     Raises:
         UserError: an unknown case, none that could be measured, or a record to merge that is of another benchmark,
-            machine or version.
+            machine or version, or has another definition of MFU.
     """
     for name in settings["cases"]:
         if name not in CASES:
             raise UserError(f"cases: unknown '{name}', choose from {', '.join(CASES)}.{did_you_mean(name, CASES)}")
     figures = _earlier_figures(settings)
     threads = settings["threads"] or torch.get_num_threads()
-    peak = measured("GEMM peak", lambda: gemm_peak(torch.float32, threads))
-    figures["gemm_peak_gflops"] = peak / 1e9
+    peak = Peak(*measured("peak", lambda: dataclasses.astuple(measure_peak(torch.float32, threads))))
+    figures["gemm_library_gflops"] = figures["gemm_peak_gflops"] = peak.gemm / 1e9
+    if peak.fma is not None:
+        figures["fma_peak_gflops"] = peak.fma / 1e9
     notes: list[str] = []
     profiles: dict[str, dict[str, float]] = {}
     for name in settings["cases"]:
         try:
-            found, profile = _measure(name, threads, peak, settings, notes)
+            found, profile = _measure(name, threads, peak.flops, settings, notes)
         except CaseFailed as error:
             notes.append(str(error))
             continue
@@ -88,7 +92,8 @@ def run(settings: Mapping[str, Any]) -> Result:
             profiles[name] = profile
     if not _measured_cases(figures):
         raise UserError("; ".join(notes))
-    title = f"Training steps, {threads} threads, GEMM peak {peak / 1e9:.0f} GFLOP/s"
+    rates = f"peak {peak.flops / 1e9:.0f}, matrix product {peak.gemm / 1e9:.0f} GFLOP/s"
+    title = f"Training steps, {threads} threads, {rates}"
     tables = [_table(title, figures), *(_profile_table(name, profile) for name, profile in profiles.items())]
     return Result(figures, tables, _plots(figures, profiles), notes)
 
@@ -133,6 +138,11 @@ def _earlier_figures(settings: Mapping[str, Any]) -> dict[str, float]:
     ):
         if theirs != ours:
             raise UserError(f"merge={path}: this record has another {what} ({theirs}, not {ours}); measure all again")
+    if "gemm_peak_gflops" in record.figures and "gemm_library_gflops" not in record.figures:
+        raise UserError(
+            f"merge={path}: in this record MFU is a share of the matrix product's rate, not of the processor's peak as "
+            "now; measure all again"
+        )
     kept = [f"{case}_" for case in CASES if case not in settings["cases"]]
     return {key: value for key, value in record.figures.items() if key.startswith(tuple(kept))}
 
@@ -194,7 +204,7 @@ def _plots(figures: Mapping[str, float], profiles: Mapping[str, Mapping[str, flo
             cases,
             shares,
             title="Model FLOPs utilisation",
-            y=Axis("share of the GEMM peak", zero=True, format=percent),
+            y=Axis("share of the peak", zero=True, format=percent),
             width=max(560, 90 * len(cases)),
         )
     }

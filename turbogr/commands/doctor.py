@@ -17,12 +17,12 @@ def add_parser(subparsers: Any) -> None:
     parser = subparsers.add_parser(
         "doctor",
         help="show what this machine is and what is worth fixing",
-        description="Show in ten lines what this machine is, how fast it multiplies matrices and what is worth fixing; "
+        description="Show in ten lines what this machine is, how fast it computes and what is worth fixing; "
         "--details adds all versions, and which backend runs each operator and why.",
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the facts as JSON")
     parser.add_argument("--details", action="store_true", help="show everything")
-    parser.add_argument("--quick", action="store_true", help="skip measuring matrix products (about 20 seconds)")
+    parser.add_argument("--quick", action="store_true", help="skip measuring speed (a few seconds)")
 
     parser.set_defaults(run=run)
 
@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json is not None:
         check_writable(args.json, "--json")
     if not args.quick:
-        print("measuring matrix products, about 20 seconds (--quick skips this) ...", file=sys.stderr, flush=True)
+        print("measuring speed, a few seconds (--quick skips this) ...", file=sys.stderr, flush=True)
     facts = doctor.examine(measure=not args.quick)
     print(doctor.describe(facts) if args.details else doctor.summarise(facts))
     if args.json is not None:

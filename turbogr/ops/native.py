@@ -28,8 +28,8 @@ INSTRUCTION_SETS = ("avx512", "avx2", "generic")
 DROPOUT = "uint64 seed; int64 threshold; float dropout_scale"
 """The arguments of a kernel that `dropout_arguments` returns."""
 
-# Another build of the library, e.g. one for the sanitizers.
-_PATH = Path(os.environ.get("TURBOGR_KERNELS") or Path(__file__).with_name("_kernels.so"))
+# The library: another build if the environment names one, e.g. one for the sanitizers.
+PATH = Path(os.environ.get("TURBOGR_KERNELS") or Path(__file__).with_name("_kernels.so"))
 _NOT_BUILT = (
     "the C++ kernels are not built: no compiler was found at install time, or the build failed; "
     "install a C++ compiler and install turbogr again"
@@ -56,11 +56,11 @@ def isa() -> str:
 
 def available_isas() -> list[str]:
     """Instruction sets that were built and that this processor can run, best first."""
-    library = _require_library()
+    loaded = library()
     return [
         name
         for name in INSTRUCTION_SETS
-        if library.turbogr_runs(name.encode()) and hasattr(library, f"unique_rows_{name}")
+        if loaded.turbogr_runs(name.encode()) and hasattr(loaded, f"unique_rows_{name}")
     ]
 
 
@@ -142,7 +142,7 @@ class Kernel:
         """Run; raises MemoryError if there is no memory for the kernel's buffers."""
         function = self._function
         if function is None:
-            function = getattr(_require_library(), f"{self.name}_{isa()}{self._suffix}")
+            function = getattr(library(), f"{self.name}_{isa()}{self._suffix}")
             function.argtypes = self._types  # type: ignore[attr-defined]
             function.restype = ctypes.c_int  # type: ignore[attr-defined]
             self._function = function
@@ -211,17 +211,17 @@ def int32(index: Tensor) -> Tensor:
 
 
 def _load() -> tuple[ctypes.CDLL | None, str | None]:
-    if not _PATH.exists():
+    if not PATH.exists():
         return None, _NOT_BUILT
     try:
-        library = ctypes.CDLL(str(_PATH))
-        library.turbogr_runs.argtypes = [ctypes.c_char_p]
-        library.turbogr_init.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
-        library.turbogr_init.restype = None
+        loaded = ctypes.CDLL(str(PATH))
+        loaded.turbogr_runs.argtypes = [ctypes.c_char_p]
+        loaded.turbogr_init.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+        loaded.turbogr_init.restype = None
     except (OSError, AttributeError) as error:
         return None, f"the C++ kernels cannot be loaded: {error}"
-    library.turbogr_init(_torch_function("torch_parallel_for"), _torch_function("torch_get_num_threads"))
-    return library, None
+    loaded.turbogr_init(_torch_function("torch_parallel_for"), _torch_function("torch_get_num_threads"))
+    return loaded, None
 
 
 def _torch_function(name: str) -> int | None:
@@ -250,7 +250,12 @@ def _require(name: str) -> None:
         )
 
 
-def _require_library() -> ctypes.CDLL:
+def library() -> ctypes.CDLL:
+    """The shared library.
+
+    Raises:
+        UserError: it is not built, or cannot be loaded; the message says why.
+    """
     if _library is None:
         raise UserError(str(_problem))
     return _library

@@ -42,11 +42,12 @@ def speed(run: RunData) -> Section:
         figures.append(profile_figure(run.profile))
     if run.spans:
         figures.append(timeline_figure(run.spans))
-    peak = wording.number(run.part("machine").get("gemm_peak_flops"))
+    peak = wording.number(run.part("machine").get("peak_flops" if _by_fma(run) else "gemm_peak_flops"))
     context: dict[str, Any] = {
         "figures": figures,
         "missing": "" if figures else "This run has recorded no speed yet.",
         "peak": f"{peak / 1e9:,.0f} GFLOP/s" if math.isfinite(peak) else None,
+        "by_fma": _by_fma(run),
         "has_mfu": bool(strict),
         "nominal": _utilisation(run, "mfu_nominal", "Nominal model FLOPs utilisation", xs, x),
     }
@@ -58,8 +59,13 @@ def _utilisation(run: RunData, key: str, title: str, xs: list[float], x: Axis) -
     column = wording.column(run.training, key)
     if not any(map(math.isfinite, column)):
         return []
-    axis = Axis("share of the GEMM peak", format=percent, zero=True)
+    axis = Axis("share of the peak" if _by_fma(run) else "share of the GEMM peak", format=percent, zero=True)
     return [line_figure([thinned("utilisation", xs, column)], title, x, axis)]
+
+
+def _by_fma(run: RunData) -> bool:
+    """Whether the run's MFU is a share of the processor's peak; in older runs it is one of the library's product."""
+    return "peak_flops" in run.part("machine")
 
 
 def _staleness(run: RunData) -> str:

@@ -21,6 +21,7 @@ from turbogr.evaluation.evaluator import Interrupted
 from turbogr.files import replace_text
 from turbogr.parallel.consistency import check_shared_folder
 from turbogr.parallel.world import World
+from turbogr.peak import peak_facts
 from turbogr.progress import Progress
 from turbogr.runs import FITTED, RunFolder, TrainedModel
 from turbogr.simple.method_settings import fixed_settings, with_settings
@@ -54,7 +55,7 @@ def fit_method(start: RunStart, world: World) -> TrainResult:
 def _environment(world: World) -> dict[str, Any]:
     return {
         "versions": machine.versions(),
-        "machine": {**machine.machine_facts(), "device": "cpu", "gemm_peak_flops": None},
+        "machine": {**machine.machine_facts(), "device": "cpu", **peak_facts(None)},
         "backends": {},
         "ranks": {"size": world.size, "per_machine": world.local_size},
     }
@@ -80,7 +81,7 @@ def _fit_and_measure(start: RunStart, task: MethodTask) -> TrainResult:
                 split,
                 progress,
                 status="finished",
-                gemm_peak=None,
+                peak_flops=None,
                 should_stop=lambda: bool(stop),
                 trained=TrainedModel(RunFolder.open(run), start.config, FITTED, task, {}),
             )

@@ -37,6 +37,7 @@ from turbogr.parallel.consistency import check_same_start, check_shared_folder, 
 from turbogr.parallel.job_identity import Job
 from turbogr.parallel.mesh import Mesh, MeshSize, choose_mesh
 from turbogr.parallel.world import World, connected_world, is_first_rank, set_heartbeat_timeout
+from turbogr.peak import Peak, measure_peak, peak_facts
 from turbogr.plugins import find as component_of
 from turbogr.plugins import operators_of
 from turbogr.plugins import record as component_records
@@ -208,13 +209,14 @@ def _build(start: RunStart, world: World) -> tuple[Trainer, dict[str, Any]]:
     config = start.config = _with_cost(config, start.store, world, device)
     mesh_size = _mesh_size(config, start.store, world, device)
     mesh = Mesh.build(world, mesh_size, device.type)
-    peak = machine.gemm_peak(torch.float32) if device.type == "cpu" else None
-    peaks = world.gather_objects(peak)
-    total_peak = None if peak is None else sum(filter(None, peaks))
-    trainer = Trainer(config, start.store, start.run, device=device, gemm_peak=total_peak, mesh=mesh)
+    peaks = world.gather_objects(measure_peak() if device.type == "cpu" else None)
+    peak = Peak.of_all(peaks)
+    trainer = Trainer(
+        config, start.store, start.run, device=device, peak_flops=None if peak is None else peak.flops, mesh=mesh
+    )
     environment = {
         "versions": machine.versions(),
-        "machine": {**machine.machine_facts(), "device": str(device), "gemm_peak_flops": total_peak},
+        "machine": {**machine.machine_facts(), "device": str(device), **peak_facts(peak)},
         "backends": {service.operator: service.backend for service in ops.services(device)},
         "ranks": {
             "size": world.size,
@@ -274,7 +276,7 @@ def _train_and_summarise(trainer: Trainer) -> TrainResult:
                 trainer.split,
                 trainer.progress,
                 status=result.status,
-                gemm_peak=trainer.gemm_peak,
+                peak_flops=trainer.peak_flops,
                 should_stop=stop.is_requested,
                 world=world,
             )

@@ -35,7 +35,7 @@ def write_summary(
     progress: Progress,
     *,
     status: str,
-    gemm_peak: float | None,
+    peak_flops: float | None,
     should_stop: Callable[[], bool],
     world: World | None = None,
     trained: TrainedModel | None = None,
@@ -94,7 +94,7 @@ def write_summary(
         "step": trained.checkpoint.step,
         "steps": progress.step,
         "epochs": progress.epochs,
-        **({} if config.method else _speed(progress, gemm_peak)),
+        **({} if config.method else _speed(progress, peak_flops)),
         "peak_memory_bytes": peak_memory,
         "wall_seconds": progress.wall_seconds + time.perf_counter() - started,
         "state": _state(config, progress),
@@ -110,13 +110,13 @@ def write_summary(
     replace_text(run / SUMMARY, json.dumps(summary, indent=2) + "\n")
 
 
-def _speed(progress: Progress, gemm_peak: float | None) -> dict[str, Any]:
+def _speed(progress: Progress, peak_flops: float | None) -> dict[str, Any]:
     seconds = max(progress.seconds, 1e-9)
     return {
         "tokens": progress.tokens,
         "tokens_per_second": progress.tokens / seconds,
-        "mfu_strict": None if gemm_peak is None else progress.strict_flops / seconds / gemm_peak,
-        "mfu_nominal": None if gemm_peak is None else progress.nominal_flops / seconds / gemm_peak,
+        "mfu_strict": None if peak_flops is None else progress.strict_flops / seconds / peak_flops,
+        "mfu_nominal": None if peak_flops is None else progress.nominal_flops / seconds / peak_flops,
     }
 
 

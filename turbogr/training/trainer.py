@@ -70,7 +70,7 @@ class TrainResult:
 class Trainer:
     """One run: the model, its data, its optimisers and how far it has come. The config must be resolved.
 
-    `gemm_peak` is that of all ranks of the `mesh` together.
+    `peak_flops` is the 100 % of MFU (`peak.Peak.flops`), that of all ranks of the `mesh` together.
     """
 
     def __init__(
@@ -80,11 +80,11 @@ class Trainer:
         run: Path,
         *,
         device: torch.device,
-        gemm_peak: float | None,
+        peak_flops: float | None,
         mesh: Mesh | None = None,
     ) -> None:
         assert config.model.dim is not None and config.model.max_len is not None, "resolve the config first"
-        self.config, self.store, self.run, self.device, self.gemm_peak = config, store, run, device, gemm_peak
+        self.config, self.store, self.run, self.device, self.peak_flops = config, store, run, device, peak_flops
         self.mesh = mesh or Mesh(World())
         self.world = self.mesh.world
         self.split = Split.of(store, config.data.split)
@@ -399,9 +399,9 @@ class Trainer:
             **time_shares(window, seconds),
         }
         shown = {"loss": f"{values['loss']:.3f}", "tokens/s": f"{values['tokens_per_second']:,.0f}"}
-        if self.gemm_peak is not None:
-            values["mfu_strict"] = window.strict_flops / seconds / self.gemm_peak
-            values["mfu_nominal"] = window.nominal_flops / seconds / self.gemm_peak
+        if self.peak_flops is not None:
+            values["mfu_strict"] = window.strict_flops / seconds / self.peak_flops
+            values["mfu_nominal"] = window.nominal_flops / seconds / self.peak_flops
             shown["mfu"] = f"{values['mfu_strict']:.1%}"
         tracker.show(**shown)
         progress.metrics_bytes = tracker.record("train", progress.step, values)
