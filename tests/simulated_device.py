@@ -7,18 +7,26 @@ counts the bytes that are on it; `SimulatedCopies` is its stream for copies, `Si
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map
 
+from turbogr.evaluation import job_pool
+from turbogr.negatives import host_link
+from turbogr.training.pipeline import workers
+
 DEVICE = torch.device("meta")
+_FUSED = "_get_fused_kernels_supported_devices"
 _COPIES = ("aten::_to_copy", "aten::copy_")
 
 
@@ -154,3 +162,24 @@ class SimulatedStream:
 
     def record(self) -> None:
         return None
+
+
+class SimulatedPool(ThreadPoolExecutor):
+    """Threads that know the simulated device too."""
+
+    def submit(self, work: Any, /, *args: Any, **options: Any) -> Any:
+        def inside() -> Any:
+            with SimulatedDevice():
+                return work(*args, **options)
+
+        return super().submit(inside)
+
+
+def simulate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the package's streams, threads and fused optimisers be those of the simulated device."""
+    monkeypatch.setattr(host_link, "CopyStream", SimulatedCopies)
+    monkeypatch.setattr(workers, "WorkStream", SimulatedStream)
+    monkeypatch.setattr(workers, "record_here", lambda device: None)
+    monkeypatch.setattr(sys.modules[torch.optim.Optimizer.__module__], _FUSED, lambda: ["cpu", "meta"])
+    monkeypatch.setattr(job_pool, "ThreadPoolExecutor", SimulatedPool)
+    SimulatedCopies.posts = SimulatedCopies.pinned_bytes = 0

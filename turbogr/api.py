@@ -49,18 +49,19 @@ def evaluate(
     part: Literal["test", "valid"] = "test",
     filter_seen: bool | None = None,
     plugins: Sequence[str | Path] = (),
+    device: str = "auto",
 ) -> RunEvaluation:
     """Measure a trained run as `turbogr evaluate` does, without writing into its folder.
 
     `data` is where the store is now if it was moved. `filter_seen` says whether items that a user has had before are
     left out of the candidates; None: as the run was trained. `plugins` are files or modules of your own that the run
-    needs.
+    needs. `device` is where the model computes; "auto" is the accelerator if there is one.
 
     Raises:
         UserError: not a run, no checkpoint, no store, a split that holds nothing out for this part, or `filter_seen`
             for a task that does not recommend items.
     """
-    opened = open_run(run, data=data, which=which, plugins=plugins)
+    opened = open_run(run, data=data, which=which, plugins=plugins, device=device)
     options: dict[str, Any] = {} if filter_seen is None else {"filter_seen": filter_seen}
     if options and not isinstance(opened.task, RetrievalTask):
         raise UserError(f"filter_seen is for runs of the task 'retrieval', not of '{opened.task.name}'; leave it out")

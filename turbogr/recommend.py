@@ -59,9 +59,10 @@ def load(
     data: str | Path | None = None,
     which: Which = "best",
     plugins: Sequence[str | Path] = (),
+    device: str = "auto",
 ) -> Recommender:
     """Load a trained run to recommend from; see `open_run` for the arguments and what it raises."""
-    opened = open_run(run, data=data, which=which, plugins=plugins)
+    opened = open_run(run, data=data, which=which, plugins=plugins, device=device)
     model = None if opened.config.method is not None else ModelScorer(opened.encoder, opened.max_len)
     return Recommender(
         opened.recommender,

@@ -26,6 +26,7 @@ from turbogr.evaluation.metrics import describe_metrics
 from turbogr.plugins import load_plugins
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from turbogr.evaluation.scorer import Scorer
@@ -262,7 +263,10 @@ FITTED = ChosenCheckpoint(0, None, "best")
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """The task of one checkpoint, with its model and its tables by name, on the CPU, without gradients."""
+    """The task of one checkpoint, with its model and its tables by name, on one device, without gradients.
+
+    Tables that training keeps in host memory beside an accelerator stay there.
+    """
 
     folder: RunFolder
     config: Config
@@ -318,13 +322,15 @@ class OpenedRun(TrainedModel):
         return self._retrieval().recommender(self.tables, self.store, self.split)
 
 
-def load_model(run: str | Path, which: Which = "best") -> TrainedModel:
+def load_model(run: str | Path, which: Which = "best", device: str | torch.device = "cpu") -> TrainedModel:
     """Load the best or last checkpoint of a run; the last one where no checkpoint was evaluated yet.
+
+    `device` is where the model computes; "auto" is the accelerator if there is one.
 
     Raises:
         UserError: not a run, or it has no checkpoint.
     """
-    return _load(RunFolder.open(run), which)
+    return _load(RunFolder.open(run), which, device)
 
 
 def open_run(
@@ -333,12 +339,14 @@ def open_run(
     data: str | Path | None = None,
     which: Which = "best",
     plugins: Sequence[str | Path] = (),
+    device: str | torch.device = "auto",
 ) -> OpenedRun:
     """Open the best or last checkpoint of a run with the store it was trained on.
 
     `data` is where the store is now if it was moved and the run has no copy of it. `plugins` are the files and modules
     of the run's own components that are not installed: no file that the run names is imported unless it is given here.
-    The backend of the operators becomes the run's, in this process.
+    The backend of the operators becomes the run's, in this process. `device` is where the model computes; "auto" is the
+    accelerator if there is one.
 
     Raises:
         UserError: not a run, no checkpoint, no store, a store with other data than the run was trained on, a plug-in
@@ -351,7 +359,7 @@ def open_run(
     load_plugins(plugins)
     folder = RunFolder.open(run)
     store = folder.store(data)
-    trained = _load(folder, which)
+    trained = _load(folder, which, device)
     ops.set_backend(trained.config.train.backend)  # a run is measured with the operators it was trained with
     split = Split.of(store, trained.config.data.split)
     if isinstance(trained.task, RetrievalTask):
@@ -359,9 +367,10 @@ def open_run(
     return OpenedRun(folder, trained.config, trained.checkpoint, trained.task, trained.tables, store, split)
 
 
-def _load(folder: RunFolder, which: Which) -> TrainedModel:
+def _load(folder: RunFolder, which: Which, device: str | torch.device) -> TrainedModel:
     import torch
 
+    from turbogr.accelerators import choose_device
     from turbogr.checkpoints import Checkpoints
     from turbogr.tasks import make_task
     from turbogr.tasks.task import DataFacts
@@ -379,6 +388,10 @@ def _load(folder: RunFolder, which: Which) -> TrainedModel:
     weights = {name: {"weight": weight} for name, weight in tables.items()}
     progress = checkpoints.restore({"model": dict(task.model.named_parameters()), "tables": weights}, step)
     task.model.eval().requires_grad_(False)
+    chosen_device = choose_device(device, setting="device") if isinstance(device, str) else device
+    task.model.to(chosen_device)
+    if config.loss.segment_mb is None:
+        tables = {name: weight.to(chosen_device) for name, weight in tables.items()}
     chosen = ChosenCheckpoint(step, progress.epochs, "last" if best is None else "best")
     return TrainedModel(folder, config, chosen, task, tables)
 

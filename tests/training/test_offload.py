@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,28 +12,21 @@ import pytest
 import torch
 
 from tests.negatives.batches import make_batch
-from tests.simulated_device import DEVICE, MEMORY, OnDevice, SimulatedCopies, SimulatedDevice, SimulatedStream
+from tests.simulated_device import DEVICE, MEMORY, OnDevice, SimulatedCopies, SimulatedDevice, simulate
 from turbogr import ops
 from turbogr.config import Config, LossConfig
 from turbogr.data.store import Store
-from turbogr.negatives import host_link as links
 from turbogr.parallel.mesh import Mesh
 from turbogr.parallel.world import World
-from turbogr.training.pipeline import workers
 from turbogr.training.run import train as run
 from turbogr.training.step import Stepper
 
 NUM_ITEMS = 3000
-_FUSED = "_get_fused_kernels_supported_devices"
 
 
 @pytest.fixture(autouse=True)
 def _simulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(links, "CopyStream", SimulatedCopies)
-    monkeypatch.setattr(workers, "WorkStream", SimulatedStream)
-    monkeypatch.setattr(workers, "record_here", lambda device: None)
-    monkeypatch.setattr(sys.modules[torch.optim.Optimizer.__module__], _FUSED, lambda: ["cpu", "meta"])
-    SimulatedCopies.posts = SimulatedCopies.pinned_bytes = 0
+    simulate(monkeypatch)
     with ops.backend("reference"):
         yield
 
@@ -79,17 +70,6 @@ def test_steps_take_rows_from_host_memory_and_give_gradients_back(loss: dict[str
     torch.testing.assert_close(other.tables.weights[0], stepper.tables.weights[0], rtol=1e-3, atol=1e-4)
 
 
-class InsidePool(ThreadPoolExecutor):
-    """Threads that know the simulated device too."""
-
-    def submit(self, work: Any, /, *args: Any, **options: Any) -> Any:
-        def inside() -> Any:
-            with SimulatedDevice():
-                return work(*args, **options)
-
-        return super().submit(inside)
-
-
 def test_a_whole_run_learns_and_evaluates_the_same(
     config: Config, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,7 +79,6 @@ def test_a_whole_run_learns_and_evaluates_the_same(
     run(config, store.path, tmp_path / "cpu")
     assert not SimulatedCopies.posts
     monkeypatch.setattr("turbogr.training.run.choose_device", lambda *args: DEVICE)
-    monkeypatch.setattr("turbogr.evaluation.job_pool.ThreadPoolExecutor", InsidePool)
     with SimulatedDevice():
         assert run(config, store.path, tmp_path / "device").status == "finished"
     assert SimulatedCopies.posts

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from tests.training.conftest import write_store
+from turbogr import accelerators, machine
 from turbogr import checkpoints as checkpoint
-from turbogr import machine
 from turbogr.checkpoints import Checkpoints
 from turbogr.config import Config
 from turbogr.data.store import Store
@@ -23,7 +23,6 @@ from turbogr.parallel import tensor_files as storage
 from turbogr.runs import load_model
 from turbogr.training import metric_log as tracking
 from turbogr.training import run_summary as summary
-from turbogr.training import trainer
 from turbogr.training.run import resolve_against, train
 from turbogr.training.step import Stepper
 from turbogr.training.trainer import NonFiniteError, Trainer, is_worse
@@ -310,7 +309,7 @@ def test_the_stored_config_starts_the_same_run_again(config: Config, store: Stor
 def test_an_unknown_device_is_named(config: Config, store: Store, tmp_path: Path) -> None:
     config = dataclasses.replace(config, train=dataclasses.replace(config.train, device="gpu9"))
     with pytest.raises(UserError, match=r"train\.device 'gpu9' cannot be used here"):
-        trainer.choose_device(config.train.device)
+        accelerators.choose_device(config.train.device)
     with pytest.raises(UserError, match="gpu9"):
         train(config, store.path, tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from turbogr.accelerators import choose_device
 from turbogr.config import MAX_TIME_BUCKETS, ModelConfig
 from turbogr.errors import UserError
 from turbogr.files import check_writable
@@ -28,7 +29,7 @@ _SIZES = {
 _FFN_MULTIPLIER = 2.0
 _LARGEST_FFN_MULTIPLIER = 16
 
-_READING = ("backend", "tolerance")
+_READING = ("backend", "tolerance", "device")
 _WRITING = ("model", "overwrite", *_SIZES, "ffn-multiplier", "seed")
 
 
@@ -47,6 +48,11 @@ def add_parser(subparsers: Any) -> None:
         choices=["all", *registry.choices()],
         help="which backend runs the operators; 'all' compares every backend that runs on this machine and says why "
         "others do not (default: auto)",
+    )
+    parser.add_argument(
+        "--device",
+        metavar="NAME",
+        help="where to compute: cpu, cuda, npu, mps, or auto, the accelerator (default: cpu)",
     )
     parser.add_argument("--tolerance", type=float, help=f"largest relative error (default: {TOLERANCE:g})")
     writing = parser.add_argument_group("writing")
@@ -77,13 +83,13 @@ def _compare(args: argparse.Namespace) -> int:
     tolerance = TOLERANCE if args.tolerance is None else args.tolerance
     if not (math.isfinite(tolerance) and tolerance >= 0):
         raise UserError(f"--tolerance is {tolerance:g}; give a number of 0 or more, such as {TOLERANCE:g}")
-    golden = Golden.read(args.file)
+    golden, device = Golden.read(args.file), choose_device(args.device or "cpu", setting="--device")
     left_out = {name: _why_not(name) for name in registry.choices()} if args.backend == "all" else {}
     names = [name for name, reason in left_out.items() if reason is None] or [args.backend or "auto"]
     columns: dict[str, list[Difference]] = {}
     for name in names:
         with registry.backend(name):
-            columns[name] = golden.compare()
+            columns[name] = golden.compare(device=device)
     print(_table(columns, tolerance))
     for name, reason in left_out.items():
         if reason is not None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
+from turbogr.commands._device_option import add_device_option
 from turbogr.commands._plugins_option import add_plugins_option, plugins_arguments
 from turbogr.errors import UserError
 from turbogr.files import check_writable, replace_text
@@ -61,6 +62,7 @@ def add_parser(subparsers: Any) -> None:
         )
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the result to this file too")
     parser.add_argument("--ranks", metavar="N", type=int, help="share the users among N processes on this machine")
+    add_device_option(parser)
     add_plugins_option(parser)
     parser.set_defaults(run=run)
 
@@ -82,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _command(args: argparse.Namespace) -> list[str]:
     """The arguments of turbogr that do the same without --ranks."""
-    command = ["evaluate", str(args.folder), "--which", args.which, "--part", args.part]
+    command = ["evaluate", str(args.folder), "--which", args.which, "--part", args.part, "--device", args.device]
     optional = {"--data": args.data, "--batch-size": args.batch_size, "--json": args.json}
     optional["--filter-last"] = args.filter_last
     command += plugins_arguments(args)
@@ -93,8 +95,7 @@ def _command(args: argparse.Namespace) -> list[str]:
 
 def _evaluate(args: argparse.Namespace, world: World) -> None:
     """Measure on all ranks; write and print on rank 0."""
-    import torch
-
+    from turbogr.accelerators import choose_device
     from turbogr.evaluation.baseline_titles import refusal_lines
     from turbogr.evaluation.user_positions import Measured
     from turbogr.parallel.consistency import use_same_kernels
@@ -106,8 +107,11 @@ def _evaluate(args: argparse.Namespace, world: World) -> None:
             raise UserError(f"{name} is {value}; give at least 1")
     if args.json is not None:
         check_writable(args.json, "--json")
-    opened = world.run_on_all(lambda: open_run(args.folder, data=args.data, which=args.which, plugins=args.plugins))
-    use_same_kernels(world, torch.device("cpu"))
+    device = choose_device(args.device, world.local_rank if world.size > 1 else None, "--device")
+    opened = world.run_on_all(
+        lambda: open_run(args.folder, data=args.data, which=args.which, plugins=args.plugins, device=device)
+    )
+    use_same_kernels(world, device)
     if _is_standard(args, opened):
         for name in ("evaluation.json", "samples.json"):
             check_writable(args.folder / name, "the result")

@@ -16,6 +16,7 @@ import pyarrow.csv
 import pyarrow.parquet
 from tqdm import tqdm
 
+from turbogr.commands._device_option import add_device_option
 from turbogr.commands._plugins_option import add_plugins_option
 from turbogr.commands._request_files import read_items, read_table
 from turbogr.data.event_table import NamedColumns, find_column
@@ -82,6 +83,7 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--data", metavar="DIR", type=Path, help="the store of the run, if it was moved")
     parser.add_argument("--which", choices=["best", "last"], default="best", help="checkpoint (default: %(default)s)")
     parser.add_argument("--batch-size", metavar="N", type=int, help="users that share one pass over the catalogue")
+    add_device_option(parser)
     add_plugins_option(parser)
     parser.set_defaults(run=run)
 
@@ -109,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
 
     from turbogr.recommend import load
 
-    recommender = load(args.folder, data=args.data, which=args.which, plugins=args.plugins)
+    recommender = load(args.folder, data=args.data, which=args.which, plugins=args.plugins, device=args.device)
     with tqdm(desc="recommending", unit="user", delay=2, leave=False, disable=None) as bar:
         bar.total = recommender.store.num_users if users is None else len(users)
         bar.total = None if histories is not None else bar.total

@@ -85,12 +85,16 @@ class Golden:
             raise UserError(f"{path}: {error}") from error
         return golden
 
-    def compare(self, *, recompute: bool = False) -> list[Difference]:
+    def compare(self, *, recompute: bool = False, device: torch.device | str = "cpu") -> list[Difference]:
         """Run our model on the file's input and parameters; return the difference of the output and every gradient.
 
         `recompute` is RetrievalModel's.
         """
-        ours = _run(*self.build(recompute=recompute), self.tensors["cotangent"])
+        model, *inputs = self.build(recompute=recompute)
+        table, ids, times, lengths, cotangent = (x.to(device) for x in (*inputs, self.tensors["cotangent"]))
+        ours = {
+            name: value.cpu() for name, value in _run(model.to(device), table, ids, times, lengths, cotangent).items()
+        }
         return [
             Difference(name, tuple(value.shape), relative_error(value, self.tensors[name]))
             for name, value in ours.items()
@@ -256,12 +260,13 @@ def _run(
 ) -> dict[str, Tensor]:
     """Return the padded output and every gradient of sum(output · cotangent), by the names and shapes of the file."""
     table = table.requires_grad_()
-    real = torch.arange(ids.shape[1]) < lengths[:, None]
+    device = table.device
+    real = torch.arange(ids.shape[1], device=device) < lengths[:, None]
     next_times = torch.cat([times[:, 1:], times[:, :1]], dim=1)
     batch = Batch(
-        users=torch.arange(len(lengths)),
+        users=torch.arange(len(lengths), device=device),
         items=Jagged.from_lengths(ids[real], lengths),
-        events=torch.arange(int(lengths.sum())),
+        events=torch.arange(int(lengths.sum()), device=device),
         times=times[real],
         next_times=next_times[real],
         targets=None,

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from turbogr.errors import UserError, did_you_mean
+from turbogr.errors import UserError, did_you_mean, warn_caller
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,10 @@ _operators: dict[str, list[Implementation]] = {}  # each in the order of prefere
 _chosen: dict[tuple[str, str, torch.dtype], Implementation] = {}
 _choice = "auto"
 _warned: set[str] = set()
+_REMEDIES = {"triton": "install Triton: pip install triton, or turbogr with its extra, turbogr[triton]"}
+"""What lets a backend run that cannot, by the backend's name."""
+_DEVICES_IF_UNKNOWN = {"triton": ("cuda", "npu", "xpu")}
+"""Devices of a backend whose module cannot be imported and so does not say them."""
 
 
 def register_operator(
@@ -235,6 +239,7 @@ def _decide(operator: str, device: torch.device, dtype: torch.dtype) -> Implemen
         if not implementation.only_by_name and implementation.backend.why_not(device, dtype) is None:
             if implementation.backend.name == REFERENCE.name:
                 _warn_of_problems(operator, device)
+                _warn_of_device(device)
             return implementation
     raise AssertionError(f"operator '{operator}' has no reference backend")
 
@@ -246,6 +251,36 @@ def _warn_of_problems(operator: str, device: torch.device) -> None:
         if problem is not None and device.type in devices and problem not in _warned:
             _warned.add(problem)
             warnings.warn(f"running on the slower reference operators: {problem}", stacklevel=5)
+
+
+def _warn_of_device(device: torch.device) -> None:
+    """Say once per kind of accelerator which operators the reference computes there, why, and what would help."""
+    if device.type in ("cpu", "meta") or device.type in _warned:
+        return
+    _warned.add(device.type)
+    by_reason: dict[str, list[str]] = {}
+    for operator in sorted(_operators):
+        reason = _why_reference(operator, device)
+        if reason is not None:
+            by_reason.setdefault(reason, []).append(operator)
+    reasons = "; ".join(f"{', '.join(names)} ({reason})" for reason, names in by_reason.items())
+    warn_caller(
+        f"on {device.type} these operators run as their definition in plain PyTorch, which is far slower and may need "
+        f"many times the memory: {reasons}"
+    )
+
+
+def _why_reference(operator: str, device: torch.device) -> str | None:
+    """Return why no backend for a device serves an operator there in fp32, None where one does or is not needed."""
+    others = [found.backend for found in _operators[operator] if found.backend.name != REFERENCE.name]
+    if not others or any(backend.why_not(device, torch.float32) is None for backend in others):
+        return None
+    for backend in others:
+        meant_for = backend.devices or _DEVICES_IF_UNKNOWN.get(backend.name, (device.type,))
+        if backend.problem is not None and device.type in meant_for:
+            remedy = _REMEDIES.get(backend.name)
+            return f"{backend.name}: {backend.problem}" + ("" if remedy is None else f"; {remedy}")
+    return f"no backend is written for {device.type}"
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
+from turbogr.accelerators import available_accelerator
 from turbogr.errors import RankLost, ReportedByOtherRank, UserError
 from turbogr.parallel.heartbeat import Heartbeat
 from turbogr.parallel.job_identity import NO_JOB, Job, own_part
@@ -248,7 +249,7 @@ def _disconnect() -> None:
 def _initialise(timeout: float, start_timeout: float) -> None:
     """Connect to the other ranks."""
     global _heartbeat
-    accelerator = torch.accelerator.current_accelerator()
+    accelerator = available_accelerator()
     backend = "gloo"
     if accelerator is not None:
         backend = f"cpu:gloo,{accelerator.type}:{dist.get_default_backend_for_device(accelerator)}"

@@ -62,7 +62,7 @@ class Validation:
         def work(chosen: slice, step: Step) -> list[Int64Array]:
             histories = self._histories(chosen)
             one, two = (dense(scorer.score(histories, step)) for scorer in (first, second))
-            return [self._positions(MatrixScores(a * one + b * two), chosen) for a, b in weights]
+            return [self._positions(MatrixScores(a * one + b * two.to(one.device)), chosen) for a, b in weights]
 
         jobs = batches_of(len(self.held_out), min(128, first.batch_size, second.batch_size))
         num_workers = min(first.num_workers, second.num_workers)
@@ -74,7 +74,7 @@ class Validation:
 
         def work(chosen: slice, step: Step) -> float:
             scores = dense(scorer.score(self._histories(chosen), step))
-            return float(scores.double().std(dim=1).mean())
+            return float(scores.cpu().double().std(dim=1).mean())
 
         # As a job it runs on one thread, so that the digits do not depend on the number of threads.
         jobs = batches_of(min(TILE, len(self.held_out)), TILE)

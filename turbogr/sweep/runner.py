@@ -19,6 +19,7 @@ from signal import Signals
 import torch
 
 from turbogr import ops
+from turbogr.accelerators import available_accelerator, choose_device
 from turbogr.config import Config
 from turbogr.data.store import Store
 from turbogr.errors import UserError
@@ -28,7 +29,6 @@ from turbogr.sweep.run_folder import check_folder, config_of
 from turbogr.sweep.run_process import RunProcess, ending
 from turbogr.training.run_summary import read_summary
 from turbogr.training.stopping import StopRequest
-from turbogr.training.trainer import choose_device
 
 TRAIN = [sys.executable, "-m", "turbogr", "train"]
 
@@ -130,7 +130,7 @@ def _check_machine(config: Config) -> None:
     """
     with ops.backend(config.train.backend):
         pass
-    accelerator, count = torch.accelerator.current_accelerator(), torch.accelerator.device_count()
+    accelerator, count = available_accelerator(), torch.accelerator.device_count()
     usable = {"auto", "cpu"}
     if accelerator is not None and count:
         usable |= {accelerator.type, *(f"{accelerator.type}:{number}" for number in range(count))}

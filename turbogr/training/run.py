@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from turbogr import machine, ops
+from turbogr.accelerators import choose_device
 from turbogr.config import (
     Config,
     Overrides,
@@ -62,7 +63,7 @@ from turbogr.training.resuming import (
 from turbogr.training.run_start import RunStart, held_folder, keep_data, now
 from turbogr.training.run_summary import SUMMARY, summary_is_current, write_summary
 from turbogr.training.stopping import AgreedStop
-from turbogr.training.trainer import Trainer, TrainResult, choose_device
+from turbogr.training.trainer import Trainer, TrainResult
 from turbogr.training.warm_start import WarmStart, repeated_warm_start
 
 
@@ -279,6 +280,7 @@ def _train_and_summarise(trainer: Trainer) -> TrainResult:
                 peak_flops=trainer.peak_flops,
                 should_stop=stop.is_requested,
                 world=world,
+                device=trainer.device,
             )
         except Interrupted:
             return dataclasses.replace(result, status="interrupted", signal=stop.own_signal or int(signal.SIGTERM))

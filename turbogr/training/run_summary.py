@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from turbogr.config import Config
 from turbogr.data.split import Split
 from turbogr.data.store import Store
@@ -39,9 +41,11 @@ def write_summary(
     should_stop: Callable[[], bool],
     world: World | None = None,
     trained: TrainedModel | None = None,
+    device: torch.device | None = None,
 ) -> None:
     """Measure the best checkpoint of a run on the test items, beside the baselines, and write summary.json.
 
+    `device` is where it computes, by default the CPU.
     `trained` is what is measured if it is not the best checkpoint of the run folder, such as a fitted simple method.
     The positions of all users go to a file of their own, and some users' recommendations to samples.json.
 
@@ -58,7 +62,7 @@ def write_summary(
         Interrupted: `should_stop` returned True; nothing is written.
     """
     world = world or World()
-    trained = trained or world.run_on_all(lambda: load_model(run))
+    trained = trained or world.run_on_all(lambda: load_model(run, device=device or "cpu"))
     started = time.perf_counter()
     part = "test" if (split.test >= 0).any() else "valid"
     result = trained.task.evaluate(trained.tables, store, split, part, final=True, should_stop=should_stop, world=world)

@@ -97,6 +97,10 @@ class Stepper:
 
     def to_device(self, batch: Batch) -> Batch:
         """Return the batch on the device, and its negatives where the tables are."""
+        if self.device.type != "cpu":  # what the host asks of a batch while it trains, without asking the device
+            batch = dataclasses.replace(
+                batch, step_lengths=batch.lengths_of_step, step_num_trained=batch.num_trained_of_step
+            )
         negatives = None if batch.negatives is None else upload(batch.negatives, self.table_device)
         return dataclasses.replace(upload(dataclasses.replace(batch, negatives=None), self.device), negatives=negatives)
 
@@ -150,7 +154,7 @@ class Stepper:
         dense = [parameter.grad for parameter in self.model.parameters() if parameter.grad is not None]
         row_norms = [torch.linalg.vector_norm(grad).to(loss.device) for grad in row_grads]
         row_norm = row_norms[0] if len(row_norms) == 1 else torch.linalg.vector_norm(torch.stack(row_norms))
-        mine = torch.stack([loss, torch.nn.utils.get_total_norm(dense), row_norm]).double().cpu()
+        mine = torch.stack([loss, torch.nn.utils.get_total_norm(dense), row_norm]).cpu().double()
         everyone = self.mesh.world.gather(torch.cat([mine, mine.new_tensor([signal, rows_read, rows_shared])]))
         total_row_norm = torch.linalg.vector_norm(everyone[: self.mesh.members if summed else None, 2])
         norm = math.hypot(float(everyone[0, 1]), float(total_row_norm))  # one number for all ranks, to the last bit

@@ -435,28 +435,6 @@ class Trainer:
         )
 
 
-def choose_device(name: str, local_rank: int | None = None) -> torch.device:
-    """Return the device that `train.device` names; auto takes the accelerator if there is one.
-
-    Of several ranks on a machine, the one with `local_rank` gets the accelerator of that number.
-
-    Raises:
-        UserError: a device that this machine or this build of PyTorch does not have.
-    """
-    if name == "auto":
-        name = (torch.accelerator.current_accelerator() or torch.device("cpu")).type
-    try:
-        device = torch.device(name)
-        if local_rank is not None and device.type != "cpu" and device.index is None:
-            device = torch.device(device.type, local_rank)
-            torch.accelerator.set_device_index(device)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        reason = str(error).split("\n")[0]
-        raise UserError(f"train.device '{name}' cannot be used here: {reason}; use auto or cpu") from error
-    return device
-
-
 def is_worse(value: float, best: float | None, noise: float) -> bool:
     """Whether a value that is not the best lies further from it than `noise`; one that is not finite does."""
     assert best is not None, "the first value is the best"
