@@ -135,9 +135,16 @@ class Checkpoints:
     def _remove_old(self, progress: Progress) -> None:
         for step in self.steps()[: -self.keep]:
             if step != progress.best_step:
-                doomed = self.folder / f".step-{step}.old"
-                os.rename(self.path(step), doomed)
-                shutil.rmtree(doomed, ignore_errors=True)
+                self._remove(step)
+
+    def _remove(self, step: int) -> None:
+        doomed = self.folder / f".step-{step}.old"
+        os.rename(self.path(step), doomed)
+        shutil.rmtree(doomed, ignore_errors=True)
+
+    def remove(self, step: int) -> None:
+        """Remove a checkpoint that must not be resumed from."""
+        self.world.run_on_first(lambda: self._remove(step))
 
     def sweep(self) -> None:
         """Remove what an interrupted save or removal left behind."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from turbogr.errors import UserError
 
-VERSION = 1
+VERSION = 2
 """Of progress.json. A release that adds or changes what a resumed run depends on raises it."""
 
 
@@ -51,6 +51,8 @@ class Progress:
     """Counts since the start of the run; `seconds` are those of training steps, `wall_seconds` all; `loader` is the
     position of the next batch.
 
+    `skipped_steps`, counted from 1, are those whose update was left out because a value was not finite.
+
     `best_value` and `best_step` are of the selecting metric, named by `selected_by`; `evaluated_step` is the step of
     the last evaluation and `stale_evaluations` how many came since the best. `metrics_bytes` is how long metrics.jsonl
     is at this point. `earlier_tables` is how many earlier states of the item table the checkpoint has, for batches that
@@ -65,6 +67,7 @@ class Progress:
     strict_flops: float = 0.0
     nominal_flops: float = 0.0
     loader: dict[str, int] = field(default_factory=lambda: {"epoch": 0, "step": 0})
+    skipped_steps: list[int] = field(default_factory=list)
     evaluated_step: int | None = None
     selected_by: str | None = None
     best_value: float | None = None

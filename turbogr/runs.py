@@ -10,7 +10,7 @@ import json
 import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -208,6 +208,7 @@ class MetricLog:
     training: list[Record]
     evaluations: list[Record]
     unreadable: list[int]
+    bad_steps: list[Record] = field(default_factory=list)
 
     @classmethod
     def read(cls, run: Path) -> MetricLog:
@@ -229,7 +230,8 @@ class MetricLog:
                 records.append(record)
             else:
                 unreadable.append(number)
-        return cls(_last_attempt(records, "train"), _last_attempt(records, "eval"), unreadable)
+        training, evaluations, bad_steps = (_last_attempt(records, kind) for kind in ("train", "eval", "bad_step"))
+        return cls(training, evaluations, unreadable, bad_steps)
 
 
 def metrics_of(evaluation: Mapping[str, Any]) -> dict[str, float]:

@@ -378,6 +378,14 @@ def test_losses_that_are_not_finite_are_counted(run_folder):
     assert "1 recorded losses were not finite and are left out." in report(run_folder).text
 
 
+def test_steps_that_were_left_out_are_named(run_folder):
+    assert "Left out because" not in report(run_folder).text
+    with (run_folder / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "bad_step", "step": 6, "action": "skipped", "what": "the loss"}\n')
+        file.write('{"kind": "bad_step", "step": 1007, "action": "skipped", "what": "the gradient of <b>"}\n')
+    assert "not finite: steps 6 (the loss), 1,007 (the gradient of &lt;b&gt;)." in render(RunData.read(run_folder))
+
+
 def test_a_resumed_run_counts_its_later_records(tmp_path, run_folder):
     lines = [{"kind": "train", "step": step, "loss": 9.0} for step in (1, 2, 3)]
     lines += [{"kind": "train", "step": step, "loss": 1.0} for step in (2, 3, 4)]

@@ -9,7 +9,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -97,8 +97,11 @@ def weights(trainer: Trainer) -> list[torch.Tensor]:
     return [tensor.detach().clone() for tensor in tensors]
 
 
-def semi_async_by_definition(trainer: Trainer, staleness: int, epochs: int = 2) -> None:
-    """Keep every state of the table; batch t reads the one before the updates of the `staleness` batches before it."""
+def train_by_definition(trainer: Trainer, staleness: int, epochs: int = 2, left_out: Collection[int] = ()) -> None:
+    """Keep every state of the table; batch t reads the one before the updates of the `staleness` batches before it.
+
+    The updates of the steps `left_out`, from 0, are not made.
+    """
     stepper, tables = trainer.stepper, trainer.tables
     step = 0
     for epoch in range(epochs):
@@ -108,12 +111,13 @@ def semi_async_by_definition(trainer: Trainer, staleness: int, epochs: int = 2) 
             batch = stepper.prepare(trainer.loader.batch(epoch, number), step)
             read = states[max(0, number - staleness)]
             request = tables.receive_ids(tables.send_ids(stepper.ids(batch)))
-            found = [weight[part.ids] for weight, part in zip(read, request.requests, strict=True)]
-            working_sets = tables.working_sets(request, found)
+            working_sets = tables.working_sets(request, tables.fetch_rows(request.requests, read))
             loss = stepper.compute(batch, working_sets, step)
             rows = stepper.reduce(working_sets)
             norm = stepper.measure(loss, rows).grad_norm
-            stepper.update(rows, norm, lr_factor(step, trainer.num_steps, trainer.config.optimizer))
+            if step not in left_out:
+                stepper.update(rows, norm, lr_factor(step, trainer.num_steps, trainer.config.optimizer))
+            stepper.drop_gradients()
             step += 1
 
 
@@ -246,7 +250,7 @@ def test_semi_async_reads_exactly_what_the_definition_says(
     staleness: int, make_worker: Callable[..., Any], sparse_config: Config, store: Store, tmp_path: Path
 ) -> None:
     defined = trainer_of(sparse_config, store, tmp_path / "defined")
-    semi_async_by_definition(defined, staleness)
+    train_by_definition(defined, staleness)
     config = with_pipeline(sparse_config, mode="semi_async", staleness=staleness)
     trainer = trainer_of(config, store, tmp_path / "run", make_worker)
     trained = train_epochs(trainer)

@@ -23,9 +23,10 @@ from turbogr.parallel import tensor_files as storage
 from turbogr.runs import load_model
 from turbogr.training import metric_log as tracking
 from turbogr.training import run_summary as summary
+from turbogr.training.bad_steps import NonFiniteError
 from turbogr.training.run import resolve_against, train
 from turbogr.training.step import Stepper
-from turbogr.training.trainer import NonFiniteError, Trainer, is_worse
+from turbogr.training.trainer import Trainer, is_worse
 
 _CLOCK = {
     *("elapsed", "tokens_per_second", "sequences_per_second", "mfu_strict", "mfu_nominal", "evaluation_seconds"),

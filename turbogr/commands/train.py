@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
+from collections.abc import Sequence
 
 from turbogr.commands._plugins_option import add_plugins_option, plugins_arguments
 
@@ -81,6 +82,7 @@ def run(args: argparse.Namespace) -> int:
         from turbogr.parallel.launch import launched_ranks
 
         ranks = launched_ranks()
+        _say_what_was_skipped(result.skipped_steps)
         again = [*_command(args), "--resume", *([] if ranks is None else ["--ranks", str(ranks)])]
         command = shlex.join(["turbogr", *again])
         saved = f"step {result.step} is saved" if result.step else "nothing is lost but time"
@@ -90,9 +92,17 @@ def run(args: argparse.Namespace) -> int:
     best = "" if result.best_value is None else f"; best {result.best_value:.4f} at step {result.best_step}"
     for line in _delivery(args.out):
         print(line)
+    _say_what_was_skipped(result.skipped_steps)
     how = f"{result.status} after {result.step} steps{best}" if result.step else "fitted"
     print(f"{how}. Next: turbogr evaluate {shlex.quote(args.out)}")
     return 0
+
+
+def _say_what_was_skipped(steps: Sequence[int]) -> None:
+    if steps:
+        from turbogr.training.bad_steps import describe_skipped
+
+        print(describe_skipped(steps), file=sys.stderr)
 
 
 def _delivery(run: str) -> list[str]:

@@ -324,6 +324,10 @@ class TrainConfig:
     `profile` times a few early steps on a CPU by operator, for the report; it costs about a millisecond a step.
     `timeline` is what is kept of when every stage ran: `last` the newest few hundred steps of the first rank, `all`
     every step of every rank, about 110 bytes a stage, in the folder timeline.
+    `on_bad_step` says what happens when the loss or a gradient is not finite, on any rank: `stop` ends training; `skip`
+    leaves the update of that step out, on all ranks; `rewind` goes back to the last checkpoint with finite weights and
+    leaves that step out. It ends all the same where more than `max_bad_steps_in_a_row`, or more than `max_bad_steps` in
+    all, would be left out.
     `copy_data` keeps the data in the run folder when training ends, so that the run recommends and is measured without
     the original: `auto` if it has at most 256 MB, `always`, or `never`.
     """
@@ -341,10 +345,14 @@ class TrainConfig:
     tensorboard: bool = True
     profile: bool = True
     timeline: Literal["last", "all"] = "last"
+    on_bad_step: Literal["stop", "skip", "rewind"] = "stop"
+    max_bad_steps_in_a_row: int = 5
+    max_bad_steps: int = 100
     copy_data: Literal["auto", "always", "never"] = "auto"
 
     def check(self) -> None:
         positive(self, "epochs", "steps", "threads", "log_every", "checkpoint_every", "keep_checkpoints")
+        positive(self, "max_bad_steps_in_a_row", "max_bad_steps")
 
 
 @dataclass(frozen=True)

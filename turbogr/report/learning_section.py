@@ -19,6 +19,7 @@ _CURVES = {
 }
 _PARTS = {"valid": "Validation metrics", "test": "Test metrics"}
 _MOST_CURVES = 5
+_MOST_BAD_STEPS = 10
 
 
 def learning(run: RunData) -> Section:
@@ -32,7 +33,18 @@ def learning(run: RunData) -> Section:
         if len({value for value in values if math.isfinite(value)}) > 1:
             curve = thinned(title, steps, values)
             figures.append(line_figure([curve], title, Axis("step"), Axis(zero=key == "lr")))
-    return Section("learning", "Learning", "figures.html", {"figures": figures, "missing": _missing(run)})
+    context = {"figures": figures, "missing": _missing(run), "notes": _left_out(run)}
+    return Section("learning", "Learning", "figures.html", context)
+
+
+def _left_out(run: RunData) -> list[str]:
+    """Say which steps were left out, and why."""
+    shown = [f"{wording.count(bad['step'])} ({bad.get('what')})" for bad in run.bad_steps[:_MOST_BAD_STEPS]]
+    if not shown:
+        return []
+    more = len(run.bad_steps) - len(shown)
+    listed = ", ".join(shown) + (f" and {more} more" if more else "")
+    return [f"Left out because a value was not finite: {'steps' if len(run.bad_steps) > 1 else 'step'} {listed}."]
 
 
 def _missing(run: RunData) -> str:

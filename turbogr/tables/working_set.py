@@ -146,6 +146,11 @@ class WorkingSets:
             found.update((name, list(islice(vectors, len(index.counts)))) for name, index in named)
         return found
 
+    def without_hooks(self) -> WorkingSets:
+        """Return the same rows, all of them there, as new leaves that nobody waits for or listens to."""
+        groups = [WorkingSet(group.request, group.rows.detach().requires_grad_()) for group in self.groups]
+        return WorkingSets(groups, self._ranges, self._rows)
+
     def gradients(self) -> list[Tensor]:
         """Return the gradient of every group's rows."""
         return [gradient_of(group.rows) for group in self.groups]

@@ -56,7 +56,8 @@ def write_summary(
     has all. MFU is None where no peak was measured. Cut-offs 10, 50 and 200 are always measured. `protocol.seen` says
     whether items that a user has had before were candidates for `metrics`; the metrics of both ways stand beside them.
     `metrics` are those of what the run recommends with, which `delivered` names; `model_metrics` are the model's own.
-    `baselines_refused` says why a baseline is not among `baselines`.
+    `baselines_refused` says why a baseline is not among `baselines`. `skipped_steps` taught nothing: a value was not
+    finite.
 
     Raises:
         Interrupted: `should_stop` returned True; nothing is written.
@@ -98,6 +99,7 @@ def write_summary(
         "step": trained.checkpoint.step,
         "steps": progress.step,
         "epochs": progress.epochs,
+        "skipped_steps": progress.skipped_steps,
         **({} if config.method else _speed(progress, peak_flops)),
         "peak_memory_bytes": peak_memory,
         "wall_seconds": progress.wall_seconds + time.perf_counter() - started,
@@ -185,6 +187,7 @@ def _state(config: Config, progress: Progress) -> dict[str, Any]:
     return {
         "steps": progress.step,
         "best_step": progress.best_step,
+        **({"skipped_steps": progress.skipped_steps} if progress.skipped_steps else {}),
         **_deliver_state(config),
         **task_class(config.task).rule(config.evaluate, final=True),
     }

@@ -40,9 +40,8 @@ _DROPOUT_SITE = 0xD0
 class Measured(NamedTuple):
     """The step's mean loss, the norm of all gradients, and the signal that some rank wants to stop for (0: none).
 
-    Of `rows_read` rows of the tables, `rows_shared` were in the batch before too. All this is the same on all ranks;
-    `finite` is about this rank's part of the loss. Unless `summed`, the norm is that of all ranks' own gradients of
-    rows laid side by side, not of their sums.
+    Of `rows_read` rows of the tables, `rows_shared` were in the batch before too. All this is the same on all ranks.
+    Unless `summed`, the norm is that of all ranks' own gradients of rows laid side by side, not of their sums.
     """
 
     loss: float
@@ -50,7 +49,6 @@ class Measured(NamedTuple):
     signal: int
     rows_read: int
     rows_shared: int
-    finite: bool
     summed: bool
 
 
@@ -165,7 +163,6 @@ class Stepper:
             int(everyone[:, 3].max()),
             int(totals[4]),
             int(totals[5]),
-            math.isfinite(float(mine[0])),
             summed or self.mesh.world.size == 1,
         )
 
@@ -185,6 +182,10 @@ class Stepper:
         scale = (clip_norm / (norm + 1e-6)).clamp(max=1.0)
         for part in rows:
             part.grad.mul_(scale.to(part.grad.device))
+
+    def drop_gradients(self) -> None:
+        """Forget the gradients of the dense parameters, without an update."""
+        self.model.zero_grad(set_to_none=True)
 
     def update_dense(self, factor: float) -> None:
         """Update the dense parameters with `factor` times their learning rate."""
@@ -231,6 +232,13 @@ class Stepper:
         }
         past = {name: self.tables.export_weights(weights) for name, weights in _by_age(past_weights).items()}
         return state | ({"past_tables": past} if past else {})
+
+    def is_finite(self) -> bool:
+        """Whether all weights and optimiser state that this process holds are finite."""
+        tensors = [*self.model.parameters(), *self.tables.weights]
+        tensors += [tensor for state in self.dense_optimizer.state().values() for tensor in state.values()]
+        tensors += [tensor for group in self.tables.groups for tensor in group.optimizer.state().values()]
+        return all(bool(tensor.detach().isfinite().all()) for tensor in tensors)
 
     def adopt(self, state: dict[str, Any], past_weights: Sequence[Sequence[Tensor]] = ()) -> None:
         """Take over the rows of a `state` that was loaded into, made with the same `past_weights`."""

@@ -33,6 +33,8 @@ from turbogr.files import replace_text
 from turbogr.parallel.mesh import Mesh
 from turbogr.parallel.world import World
 from turbogr.progress import Progress, Window
+from turbogr.tables.working_set import WorkingSets
+from turbogr.training.bad_steps import BadStep, NonFiniteError, RewindNeeded, decide, examine, is_bad
 from turbogr.training.checkpoint_selection import selecting_part
 from turbogr.training.dense_optimizer import lr_factor
 from turbogr.training.metric_log import SilentTracker, Tracker
@@ -51,13 +53,9 @@ Status = Literal["finished", "stopped early", "interrupted"]
 _PROFILED_STEPS = range(10, 15)
 
 
-class NonFiniteError(UserError):
-    """The loss or a gradient is not finite; raised before any weight is touched."""
-
-
 @dataclass(frozen=True)
 class TrainResult:
-    """How a run ended; `signal` is what interrupted it."""
+    """How a run ended; `signal` is what interrupted it, `skipped_steps` had a value that was not finite."""
 
     run: Path
     status: Status
@@ -65,6 +63,7 @@ class TrainResult:
     best_step: int | None
     best_value: float | None
     signal: int | None = None
+    skipped_steps: tuple[int, ...] = ()
 
 
 class Trainer:
@@ -124,6 +123,8 @@ class Trainer:
         self.until_epoch: int | None = None
         """Epoch after which training pauses: it ends as if interrupted, to be resumed."""
         self._profiler = Profiler()
+        self._bad_steps: list[tuple[BadStep, str]] = []
+        """Bad steps that are not recorded yet, and what was done about each."""
         self.num_steps = self._count_steps()
         """About how many steps the run has; exact when batches are counted in sequences."""
         self.part = selecting_part(config, self.split)
@@ -142,16 +143,33 @@ class Trainer:
         self.checkpoints.sweep()
         step = self.checkpoints.newest()
         if step is not None:
-            num_past = self.checkpoints.progress(step).earlier_tables
-            past_weights = [[torch.empty_like(weight) for weight in self.tables.weights] for _ in range(num_past)]
-            state = self.stepper.state(past_weights)
-            self.progress = self.checkpoints.restore(state, step)
-            self.stepper.adopt(state, past_weights)
-            self.executor.restore_past_weights(past_weights)
-            self.loader.load_state_dict(self.progress.loader)
-            if self.progress.selected_by not in (None, self.selected_by):
-                self._forget_best()
-            self.checkpoints.note_best(self.progress)
+            self._load(step)
+
+    def _load(self, step: int) -> None:
+        """Take over the state of a checkpoint."""
+        num_past = self.checkpoints.progress(step).earlier_tables
+        past_weights = [[torch.empty_like(weight) for weight in self.tables.weights] for _ in range(num_past)]
+        state = self.stepper.state(past_weights)
+        self.progress = self.checkpoints.restore(state, step)
+        self.stepper.adopt(state, past_weights)
+        self.executor.restore_past_weights(past_weights)
+        self.loader.load_state_dict(self.progress.loader)
+        if self.progress.selected_by not in (None, self.selected_by):
+            self._forget_best()
+        self.checkpoints.note_best(self.progress)
+
+    def _go_back(self, bad: BadStep) -> None:
+        """Take over the newest checkpoint whose state is finite, to train again from there without the bad step."""
+        skipped = sorted({*self.progress.skipped_steps, bad.step})
+        while (step := self.checkpoints.newest()) is not None:
+            self._load(step)
+            if all(self.world.gather_objects(self.stepper.is_finite())):
+                break
+            self.checkpoints.remove(step)
+        else:
+            raise NonFiniteError(f"{bad}; {bad.details}. No checkpoint has finite weights; start a new run")
+        self.progress.skipped_steps = skipped
+        self._bad_steps.append((bad, f"went back to step {step}"))
 
     def _forget_best(self) -> None:
         """Values of another metric, part, filter or rule say nothing about which checkpoint is best now."""
@@ -165,40 +183,64 @@ class Trainer:
         Raises:
             NonFiniteError: the loss or a gradient is not finite; the weights are those of the step before.
         """
-        config, progress = self.config, self.progress
-        self._wall_offset = progress.wall_seconds - time.perf_counter()
+        self._wall_offset = self.progress.wall_seconds - time.perf_counter()
         self.stop = stop = AgreedStop(self.world)
-        if config.train.timeline == "all":
+        if self.config.train.timeline == "all":
             self.timeline.stream_to(self.run)
-        with stop, self._tracker() as tracker:
-            try:
-                while (status := self._status()) is None:
-                    if self._evaluation_due():
-                        self._evaluate(tracker)
-                        self._checkpoint(tracker)
-                        continue
-                    with self.batches() as batches:
-                        for pending in batches:
-                            self._step_and_profile(pending)
-                            self.timeline.flush()
-                            tracker.advance()
-                            if progress.step % config.train.log_every == 0:
-                                self._record_training(tracker)
-                            if config.train.checkpoint_every and progress.step % config.train.checkpoint_every == 0:
-                                self._checkpoint(tracker)
-                            if stop:
-                                break
-            except Interrupted:
-                stop.agree_now()
-                status = "interrupted"
-            except NonFiniteError:
-                self._checkpoint(tracker)
-                raise
-            finally:
-                self.timeline.flush(least=1)
-            if status == "interrupted":
-                self._checkpoint(tracker)
-        return TrainResult(self.run, status, progress.step, progress.best_step, progress.best_value, stop.signal)
+        with stop:
+            while True:
+                try:
+                    with self._tracker() as tracker:
+                        status = self._fit(tracker)
+                    break
+                except RewindNeeded as request:
+                    self._go_back(request.bad)
+        progress = self.progress
+        return TrainResult(
+            self.run,
+            status,
+            progress.step,
+            progress.best_step,
+            progress.best_value,
+            stop.signal,
+            tuple(progress.skipped_steps),
+        )
+
+    def _fit(self, tracker: Tracker | SilentTracker) -> Status:
+        """Train from where the progress stands to an end."""
+        progress, train = self.progress, self.config.train
+        try:
+            if self._bad_steps or (train.on_bad_step == "rewind" and self.checkpoints.newest() is None):
+                self._record_bad_steps(tracker)
+                self._checkpoint(tracker)  # to go back to; after that, to remember which step is left out
+            while (status := self._status()) is None:
+                if self._evaluation_due():
+                    self._evaluate(tracker)
+                    self._checkpoint(tracker)
+                    continue
+                with self.batches() as batches:
+                    for pending in batches:
+                        self._step_and_profile(pending)
+                        self.timeline.flush()
+                        tracker.advance()
+                        self._record_bad_steps(tracker)
+                        if progress.step % train.log_every == 0:
+                            self._record_training(tracker)
+                        if train.checkpoint_every and progress.step % train.checkpoint_every == 0:
+                            self._checkpoint(tracker)
+                        if self.stop:
+                            break
+        except Interrupted:
+            self.stop.agree_now()
+            status = "interrupted"
+        except NonFiniteError:
+            self._checkpoint(tracker)
+            raise
+        finally:
+            self.timeline.flush(least=1)
+        if status == "interrupted":
+            self._checkpoint(tracker)
+        return status
 
     @contextmanager
     def batches(self) -> Iterator[Iterator[PendingBatch]]:
@@ -209,7 +251,7 @@ class Trainer:
             with closing(self.executor.batches(self.loader, self.progress.step, left)) as batches:
                 yield batches
             self.executor.close()
-        except NonFiniteError:
+        except (NonFiniteError, RewindNeeded):
             self.executor.close()
             raise
         except BaseException:
@@ -242,7 +284,9 @@ class Trainer:
         A plain batch is fetched and learnt alone, as by the serial executor.
 
         Raises:
-            NonFiniteError: the loss or a gradient is not finite; no weight is changed.
+            NonFiniteError: the loss or a gradient is not finite and train.on_bad_step does not go on; no weight is
+                changed.
+            RewindNeeded: the same, where training goes back.
             StageFailed: anything else; it names the stage and the step. A UserError keeps its type and names them too.
         """
         progress, optimizer, stepper = self.progress, self.config.optimizer, self.stepper
@@ -267,34 +311,48 @@ class Trainer:
         with stage("agree", pending.step):
             measured = executor.measure(pending, sets, reduced, loss, self.stop.own_signal)
         self.stop.agree(measured.signal)
-        if not (abs(measured.loss) < float("inf") and measured.grad_norm < float("inf")):
-            raise self._non_finite(pending.batch, measured)
+        skips = pending.step + 1 in progress.skipped_steps
+        if is_bad(measured) and not skips:
+            self._leave_out(pending, sets, measured)
+            skips = True
         factor = lr_factor(pending.step, self.num_steps, optimizer)
         with stage("update", pending.step):
-            executor.update(pending, sets, reduced, measured.grad_norm, factor)
+            if skips:
+                executor.skip(pending, sets, reduced)
+            else:
+                executor.update(pending, sets, reduced, measured.grad_norm, factor)
         progress.step += 1
         if self.config.parallel.check_every and progress.step % self.config.parallel.check_every == 0:
             executor.finish_updates()
             stepper.check_replicas(executor.updated, progress.step)
         progress.loader = pending.position
         progress.window.lr = optimizer.lr * factor
-        self._count(pending, measured, clock)
+        self._count(pending, None if skips else measured, clock)
 
-    def _count(self, pending: PendingBatch, measured: Measured, clock: StepClock) -> None:
-        """Add a step to the totals of the run and of the window."""
+    def _leave_out(self, pending: PendingBatch, sets: WorkingSets, measured: Measured) -> None:
+        """Note a bad step whose update is left out, or raise what train.on_bad_step demands."""
+        with stage("examine", pending.step):
+            bad = examine(self.stepper, self.store, pending.batch, sets, pending.step, measured)
+        decide(bad, self.config.train, self.progress.skipped_steps)
+        self.progress.skipped_steps.append(bad.step)
+        self._bad_steps.append((bad, "skipped"))
+
+    def _count(self, pending: PendingBatch, measured: Measured | None, clock: StepClock) -> None:
+        """Add a step to the totals of the run and of the window; without `measured` it has taught nothing."""
         progress, window, lengths = self.progress, self.progress.window, pending.batch.lengths_of_step
         num_tokens, num_sequences = int(lengths.sum()), lengths.numel()
         progress.tokens += num_tokens
         window.steps += 1
-        num_trained = pending.batch.num_trained_of_step
-        window.loss_sum += measured.loss * num_trained
-        window.trained += num_trained
         window.tokens += num_tokens
         window.sequences += num_sequences
-        window.grad_norm, window.grad_norm_summed = measured.grad_norm, measured.summed
+        if measured is not None:
+            num_trained = pending.batch.num_trained_of_step
+            window.loss_sum += measured.loss * num_trained
+            window.trained += num_trained
+            window.grad_norm, window.grad_norm_summed = measured.grad_norm, measured.summed
+            window.rows_read += measured.rows_read
+            window.rows_shared += measured.rows_shared
         window.staleness = max(window.staleness, pending.staleness)
-        window.rows_read += measured.rows_read
-        window.rows_shared += measured.rows_shared
         clock.stop(window)
         flops = self.task.flops_of(pending.batch)
         for totals in (window, progress):
@@ -383,7 +441,7 @@ class Trainer:
 
     def _record_training(self, tracker: Tracker | SilentTracker) -> None:
         progress, window = self.progress, self.progress.window
-        if not window.steps:
+        if not window.trained:
             return
         seconds = max(window.seconds, 1e-9)
         values = {
@@ -418,21 +476,12 @@ class Trainer:
             tensorboard=self.config.train.tensorboard,
         )
 
-    def _non_finite(self, batch: Batch, measured: Measured) -> NonFiniteError:
-        users = batch.users.cpu().numpy()
-        shown = ", ".join(str(user) for user in self.store.user_ids.decode(users[:5]))
-        more = f" and {len(users) - 5} more" if len(users) > 5 else ""
-        # Of many ranks, the first whose own loss is not finite has the users worth looking at.
-        reports = self.world.gather_objects((measured.finite, f"{shown}{more}"))
-        _, named = min(reports, key=lambda report: report[0])
-        what = "the loss" if not abs(measured.loss) < float("inf") else "a gradient"
-        names = [n for n, p in self.model.named_parameters() if p.grad is not None and not p.grad.isfinite().all()]
-        where = f" ({', '.join(names[:3])})" if what == "a gradient" and names else ""
-        return NonFiniteError(
-            f"{what}{where} is not finite at step {self.progress.step + 1}; users of the batch: {named}. "
-            f"No weight was changed, and a checkpoint of step {self.progress.step} is kept. Try a lower "
-            "optimizer.lr, optimizer.clip_norm=1, or warm-up, and continue with --resume"
-        )
+    def _record_bad_steps(self, tracker: Tracker | SilentTracker) -> None:
+        """Write and print which steps were left out, and why."""
+        for bad, action in self._bad_steps:
+            self.progress.metrics_bytes = tracker.record("bad_step", bad.step, bad.to_record(action))
+            tracker.say(f"{bad}; {bad.details}. Its update is left out{'' if action == 'skipped' else f', {action}'}")
+        self._bad_steps.clear()
 
 
 def is_worse(value: float, best: float | None, noise: float) -> bool:

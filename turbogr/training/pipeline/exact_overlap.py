@@ -175,6 +175,10 @@ class ExactOverlap(ReadsAhead):
         done = None if reduced.rows is None else [rows.slots for rows in reduced.rows]
         self._update_later(self._update_rest, pending, grads, update, done, caught_up)
 
+    def skip(self, pending: PendingBatch, sets: WorkingSets, reduced: ReducedGradients) -> None:
+        super().skip(pending, sets, reduced)
+        self._catch_up_later(pending, [], None)
+
     def _update_group(self, factor: float, numbers: list[int], group: int, rows: RowGradients) -> Tensor:
         self.stepper.tables.groups[group].update(rows, factor, numbers[group])
         return rows.slots

@@ -92,6 +92,10 @@ class Executor(Protocol):
         """Update everything: now, or later where the mode allows it, but before the rows are read again."""
         ...
 
+    def skip(self, pending: PendingBatch, sets: WorkingSets, reduced: ReducedGradients) -> None:
+        """Leave the update out, in its place: later batches read the rows as if it had changed nothing."""
+        ...
+
     def finish_updates(self) -> None:
         """Wait until all updates of the steps so far are done."""
         ...
@@ -101,7 +105,7 @@ class Executor(Protocol):
         ...
 
     def restore_past_weights(self, versions: Sequence[Sequence[Tensor]]) -> None:
-        """Let the first batches read these versions, as those of an interrupted run did."""
+        """Let the first batches read these versions, as those of an interrupted run did, and no others."""
         ...
 
     def close(self) -> None:

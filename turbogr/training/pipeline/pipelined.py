@@ -13,7 +13,7 @@ from turbogr.data.loader import Loader
 from turbogr.parallel.mesh import Mesh
 from turbogr.tables.embedding_tables import EmbeddingTables
 from turbogr.tables.working_set import WorkingSets
-from turbogr.training.pipeline.executor import PendingBatch, num_batches_left
+from turbogr.training.pipeline.executor import PendingBatch, ReducedGradients, num_batches_left
 from turbogr.training.pipeline.serial import Serial
 from turbogr.training.pipeline.workers import Job, MakeWorker, Threaded
 from turbogr.training.step import Stepper
@@ -138,6 +138,13 @@ class ReadsAhead(Pipelined):
     def _update_later(self, work: Callable[..., list[Tensor]], pending: PendingBatch, *arguments: Any) -> None:
         """Start an update of rows, which returns the slots that it updates, by group."""
         self._updates.append(self._workers["embed"].post(work, pending.step, pending, *arguments))
+
+    def skip(self, pending: PendingBatch, sets: WorkingSets, reduced: ReducedGradients) -> None:
+        self.stepper.drop_gradients()
+        self._update_later(self._update_nothing, pending)
+
+    def _update_nothing(self, pending: PendingBatch) -> list[Tensor]:
+        return self._no_slots()
 
     def finish_updates(self) -> None:
         while self._updates:

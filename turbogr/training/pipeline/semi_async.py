@@ -136,6 +136,15 @@ class SemiAsync(ReadsAhead):
         self._version += 1
         return [part.slots for part in rows]
 
+    def _update_nothing(self, pending: PendingBatch) -> list[Tensor]:
+        slots = super()._update_nothing(pending)
+        weights = self._tables["embed"].weights
+        self._overwritten.append(
+            [_Overwritten(part, weight[part]) for part, weight in zip(slots, weights, strict=True)]
+        )
+        self._version += 1
+        return slots
+
     def past_weights(self) -> list[list[Tensor]]:
         found: list[list[Tensor]] = []
         weights = self.stepper.tables.weights
@@ -147,6 +156,7 @@ class SemiAsync(ReadsAhead):
         return found
 
     def restore_past_weights(self, versions: Sequence[Sequence[Tensor]]) -> None:
+        self._overwritten.clear()
         for old, new in zip(versions, [*versions[1:], self.stepper.tables.weights], strict=False):
             self._overwritten.append([_difference(before, after) for before, after in zip(old, new, strict=True)])
 

@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Generator, Sequence
 
+import torch
 from torch import Tensor
 
 from turbogr.data.loader import Loader
@@ -84,6 +85,14 @@ class Serial:
         with self.timeline.span("main", "update", pending.step):
             self.stepper.update(reduced.rows, grad_norm, factor)
         self.updated = [rows.slots for rows in reduced.rows]
+
+    def skip(self, pending: PendingBatch, sets: WorkingSets, reduced: ReducedGradients) -> None:
+        self.stepper.drop_gradients()
+        self.updated = self._no_slots()
+
+    def _no_slots(self) -> list[Tensor]:
+        """Return the slots of an update that changes nothing, by group."""
+        return [torch.empty(0, dtype=torch.int64, device=weight.device) for weight in self.stepper.tables.weights]
 
     def finish_updates(self) -> None: ...
 
