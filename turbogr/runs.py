@@ -209,6 +209,7 @@ class MetricLog:
     evaluations: list[Record]
     unreadable: list[int]
     bad_steps: list[Record] = field(default_factory=list)
+    stragglers: list[Record] = field(default_factory=list)
 
     @classmethod
     def read(cls, run: Path) -> MetricLog:
@@ -230,8 +231,10 @@ class MetricLog:
                 records.append(record)
             else:
                 unreadable.append(number)
-        training, evaluations, bad_steps = (_last_attempt(records, kind) for kind in ("train", "eval", "bad_step"))
-        return cls(training, evaluations, unreadable, bad_steps)
+        training, evaluations, bad_steps, stragglers = (
+            _last_attempt(records, kind) for kind in ("train", "eval", "bad_step", "stragglers")
+        )
+        return cls(training, evaluations, unreadable, bad_steps, stragglers)
 
 
 def metrics_of(evaluation: Mapping[str, Any]) -> dict[str, float]:

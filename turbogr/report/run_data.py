@@ -28,10 +28,10 @@ class RunData:
     """The content of a run folder; `problems` are sentences about what could not be read or does not fit together.
 
     `evaluation` is what the page shows as the result, in the form of evaluation.json; it and `samples` may be None.
-    `bad_steps` are records of steps left out because a value was not finite. `profile` has milliseconds by operator; it
-    is empty if no step was profiled. `spans` is what ran during some steps. `data` is where the store is now if it was
-    moved. `delivered` is delivered.json, None for a run without one; `refused` says by name why a simple method was not
-    measured.
+    `bad_steps` are records of steps left out because a value was not finite, `stragglers` of slow ranks. `profile` has
+    milliseconds by operator; it is empty if no step was profiled. `spans` is what ran during some steps. `data` is
+    where the store is now if it was moved. `delivered` is delivered.json, None for a run without one; `refused` says by
+    name why a simple method was not measured.
     """
 
     folder: RunFolder
@@ -48,6 +48,7 @@ class RunData:
     delivered: Record | None = None
     refused: dict[str, str] = field(default_factory=dict)
     bad_steps: list[Record] = field(default_factory=list)
+    stragglers: list[Record] = field(default_factory=list)
 
     @classmethod
     def read(cls, path: Path | str, data: Path | str | None = None) -> RunData:
@@ -80,6 +81,7 @@ class RunData:
             delivered=_read_optional(path / "delivered.json", problems),
             refused=_refused(path),
             bad_steps=log.bad_steps,
+            stragglers=log.stragglers,
         )
 
     @property

@@ -12,7 +12,9 @@ from turbogr.report import wording
 from turbogr.report.run_data import RunData
 from turbogr.report.section import Figure, Section, line_figure
 from turbogr.report.timeline_figure import timeline_figure
+from turbogr.training.stragglers import describe_stragglers
 
+_MOST_REPORTS = 5
 _WAITS = {
     "exposed_sparse_share": "embedding rows and their gradients",
     "exposed_dense_share": "other ranks",
@@ -45,6 +47,7 @@ def speed(run: RunData) -> Section:
     peak = wording.number(run.part("machine").get("peak_flops" if _by_fma(run) else "gemm_peak_flops"))
     context: dict[str, Any] = {
         "figures": figures,
+        "notes": _slow_ranks(run),
         "missing": "" if figures else "This run has recorded no speed yet.",
         "peak": f"{peak / 1e9:,.0f} GFLOP/s" if math.isfinite(peak) else None,
         "by_fma": _by_fma(run),
@@ -66,6 +69,11 @@ def _utilisation(run: RunData, key: str, title: str, xs: list[float], x: Axis) -
 def _by_fma(run: RunData) -> bool:
     """Whether the run's MFU is a share of the processor's peak; in older runs it is one of the library's product."""
     return "peak_flops" in run.part("machine")
+
+
+def _slow_ranks(run: RunData) -> list[str]:
+    """Say which ranks were slower than planned, from which step on."""
+    return [sentence for record in run.stragglers[-_MOST_REPORTS:] if (sentence := describe_stragglers(record))]
 
 
 def _staleness(run: RunData) -> str:

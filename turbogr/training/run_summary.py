@@ -21,7 +21,7 @@ from turbogr.evaluation.user_positions import Measured, UserPositions
 from turbogr.files import replace_text
 from turbogr.parallel.world import World
 from turbogr.progress import Progress
-from turbogr.runs import RunFolder, TrainedModel, load_model
+from turbogr.runs import MetricLog, RunFolder, TrainedModel, load_model
 from turbogr.tasks import task_class
 from turbogr.tasks.task import Measurement
 from turbogr.training.checkpoint_selection import describe_checkpoint, selected_on
@@ -57,7 +57,7 @@ def write_summary(
     whether items that a user has had before were candidates for `metrics`; the metrics of both ways stand beside them.
     `metrics` are those of what the run recommends with, which `delivered` names; `model_metrics` are the model's own.
     `baselines_refused` says why a baseline is not among `baselines`. `skipped_steps` taught nothing: a value was not
-    finite.
+    finite. `stragglers` says since which step which ranks were slow.
 
     Raises:
         Interrupted: `should_stop` returned True; nothing is written.
@@ -100,6 +100,7 @@ def write_summary(
         "steps": progress.step,
         "epochs": progress.epochs,
         "skipped_steps": progress.skipped_steps,
+        "stragglers": [_without_kind(record) for record in MetricLog.read(run).stragglers],
         **({} if config.method else _speed(progress, peak_flops)),
         "peak_memory_bytes": peak_memory,
         "wall_seconds": progress.wall_seconds + time.perf_counter() - started,
@@ -114,6 +115,10 @@ def write_summary(
     if chosen is not None:
         chosen.write(run)
     replace_text(run / SUMMARY, json.dumps(summary, indent=2) + "\n")
+
+
+def _without_kind(record: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in record.items() if name != "kind"}
 
 
 def _speed(progress: Progress, peak_flops: float | None) -> dict[str, Any]:

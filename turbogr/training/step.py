@@ -50,6 +50,8 @@ class Measured(NamedTuple):
     rows_read: int
     rows_shared: int
     summed: bool
+    loads: Tensor | None = None
+    """`Stepper.own_load` of every rank, [ranks, 2]; None on one rank."""
 
 
 class Stepper:
@@ -76,6 +78,8 @@ class Stepper:
         self.task.reset_tables(self.tables)
         self.dense_optimizer = DenseAdamW(self.model, config.optimizer)
         self.gradients = FlatGradients(self.model, mesh.world)
+        self.own_load = (0.0, 0.0)
+        """Seconds that this rank worked in the step before, and what its part was planned to cost."""
 
     def _make_table(self) -> MakeTable:
         if self.mesh.world.size == 1:
@@ -153,7 +157,8 @@ class Stepper:
         row_norms = [torch.linalg.vector_norm(grad).to(loss.device) for grad in row_grads]
         row_norm = row_norms[0] if len(row_norms) == 1 else torch.linalg.vector_norm(torch.stack(row_norms))
         mine = torch.stack([loss, torch.nn.utils.get_total_norm(dense), row_norm]).cpu().double()
-        everyone = self.mesh.world.gather(torch.cat([mine, mine.new_tensor([signal, rows_read, rows_shared])]))
+        also = mine.new_tensor([signal, rows_read, rows_shared, *self.own_load])
+        everyone = self.mesh.world.gather(torch.cat([mine, also]))
         total_row_norm = torch.linalg.vector_norm(everyone[: self.mesh.members if summed else None, 2])
         norm = math.hypot(float(everyone[0, 1]), float(total_row_norm))  # one number for all ranks, to the last bit
         totals = everyone.sum(0).tolist()
@@ -164,6 +169,7 @@ class Stepper:
             int(totals[4]),
             int(totals[5]),
             summed or self.mesh.world.size == 1,
+            everyone[:, 6:] if self.mesh.world.size > 1 else None,
         )
 
     def update(self, rows: Sequence[RowGradients], grad_norm: float, factor: float) -> None:

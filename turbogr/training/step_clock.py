@@ -17,15 +17,20 @@ class StepClock:
         self._before = executor.idle + executor.exposed
         self._sparse, self._dense = _communication_seconds()
         self._started = time.perf_counter()
-        self.seconds = 0.0
+        self.seconds = self.own_seconds = 0.0
 
     def stop(self, window: Window) -> None:
-        """Set `seconds` and add what was waited for to a window; the next step begins with none."""
+        """Set `seconds`, those of this rank's `own_seconds` work, and add what was waited for to a window.
+
+        The next step begins with none.
+        """
         executor = self._executor
         sparse, dense = _communication_seconds()
         self.seconds = time.perf_counter() - self._started + self._before
-        window.exposed_sparse += executor.exposed + sparse - self._sparse
-        window.exposed_dense += dense - self._dense
+        for_rows, for_ranks = executor.exposed + sparse - self._sparse, dense - self._dense
+        self.own_seconds = self.seconds - for_rows - for_ranks - executor.idle
+        window.exposed_sparse += for_rows
+        window.exposed_dense += for_ranks
         window.idle += executor.idle
         executor.idle = executor.exposed = 0.0
 

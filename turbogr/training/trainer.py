@@ -9,6 +9,7 @@ each runs this same loop on its part of every batch, and all decisions rest on v
 from __future__ import annotations
 
 import json
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, nullcontext
@@ -46,6 +47,7 @@ from turbogr.training.pipeline.workers import stage
 from turbogr.training.step import Measured, Stepper
 from turbogr.training.step_clock import StepClock, time_shares
 from turbogr.training.stopping import AgreedStop
+from turbogr.training.stragglers import StragglerReport, StragglerWatch
 from turbogr.training.timeline import Timeline
 
 Status = Literal["finished", "stopped early", "interrupted"]
@@ -125,6 +127,12 @@ class Trainer:
         self._profiler = Profiler()
         self._bad_steps: list[tuple[BadStep, str]] = []
         """Bad steps that are not recorded yet, and what was done about each."""
+        self._stragglers = StragglerWatch(
+            self.world.gather_objects(socket.gethostname()),
+            self.loader.speeds.tolist(),
+            balances=self.loader.balance != "none",
+        )
+        self._straggler_reports: list[StragglerReport] = []
         self.num_steps = self._count_steps()
         """About how many steps the run has; exact when batches are counted in sequences."""
         self.part = selecting_part(config, self.split)
@@ -224,6 +232,7 @@ class Trainer:
                         self.timeline.flush()
                         tracker.advance()
                         self._record_bad_steps(tracker)
+                        self._record_stragglers(tracker)
                         if progress.step % train.log_every == 0:
                             self._record_training(tracker)
                         if train.checkpoint_every and progress.step % train.checkpoint_every == 0:
@@ -311,6 +320,8 @@ class Trainer:
         with stage("agree", pending.step):
             measured = executor.measure(pending, sets, reduced, loss, self.stop.own_signal)
         self.stop.agree(measured.signal)
+        if measured.loads is not None and (report := self._stragglers.add(measured.loads.numpy())) is not None:
+            self._straggler_reports.append(report)
         skips = pending.step + 1 in progress.skipped_steps
         if is_bad(measured) and not skips:
             self._leave_out(pending, sets, measured)
@@ -354,6 +365,8 @@ class Trainer:
             window.rows_shared += measured.rows_shared
         window.staleness = max(window.staleness, pending.staleness)
         clock.stop(window)
+        planned = self.loader.cost.step_cost(pending.batch.items.lengths.cpu().numpy())
+        self.stepper.own_load = (clock.own_seconds, planned)
         flops = self.task.flops_of(pending.batch)
         for totals in (window, progress):
             totals.strict_flops += flops.strict
@@ -482,6 +495,13 @@ class Trainer:
             self.progress.metrics_bytes = tracker.record("bad_step", bad.step, bad.to_record(action))
             tracker.say(f"{bad}; {bad.details}. Its update is left out{'' if action == 'skipped' else f', {action}'}")
         self._bad_steps.clear()
+
+    def _record_stragglers(self, tracker: Tracker | SilentTracker) -> None:
+        """Write and print which ranks are slow, where that has changed."""
+        for report in self._straggler_reports:
+            self.progress.metrics_bytes = tracker.record("stragglers", self.progress.step, report.to_record())
+            tracker.say(str(report))
+        self._straggler_reports.clear()
 
 
 def is_worse(value: float, best: float | None, noise: float) -> bool:
