@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 
@@ -11,6 +12,9 @@ from turbogr.option_names import command_line
 # A busy machine is no failure: examples have no deadline, and pytest-timeout ends what hangs.
 settings.register_profile("turbogr", deadline=None)
 settings.load_profile("turbogr")
+
+# Digits and durations must not depend on what is fastest on this machine.
+os.environ["TURBOGR_GEMM"] = "torch"
 
 # A shell starts background jobs with SIGINT ignored, nohup with SIGHUP; the tests of interruption need them as in the
 # foreground.

@@ -5,7 +5,8 @@ import json
 import pytest
 import torch
 
-from turbogr import cli, doctor, machine, ops, peak
+from turbogr import cli, doctor, gemm_choice, machine, ops, peak
+from turbogr.ops.projections import PRODUCTS, SIZES
 
 
 def _only_in_full_precision(dtype):
@@ -18,6 +19,9 @@ def _only_in_full_precision(dtype):
 def facts(monkeypatch):
     monkeypatch.setattr(machine, "gemm_peak", lambda dtype, timeout: 5e10)
     monkeypatch.setattr(peak, "fma_peak", _only_in_full_precision)
+    rates = {f"{size} {product}": {"torch": 50.0, "turbogr": 90.0} for size in SIZES for product in PRODUCTS}
+    refused = {key: {"onednn": "its error is 2.0e-03"} for key in rates}
+    monkeypatch.setattr(gemm_choice, "measured", lambda: gemm_choice.Measurement(rates, refused))
     return doctor.examine()
 
 
@@ -35,6 +39,7 @@ def test_every_operator_is_served_and_shown(facts):
     shown = doctor.describe(facts)
     assert all(name in shown for name in names)
     assert "50.0 GFLOP/s" in shown
+    assert "turbogr  (torch 50.0, turbogr 90.0, onednn refused: its error is 2.0e-03)" in shown
 
 
 def test_the_summary_has_ten_lines(facts):
@@ -66,6 +71,7 @@ def test_a_precision_that_crashes_is_reported_and_does_not_crash_us(monkeypatch)
     monkeypatch.setattr(machine, "_GEMM_SIZES", (64,))
     monkeypatch.setattr(machine, "_GEMM_SECONDS", 0.01)
     monkeypatch.setattr(machine, "_CHILD", "import os, signal; os.kill(os.getpid(), signal.SIGILL)")
+    monkeypatch.setattr(gemm_choice, "measured", lambda: None)
     facts = doctor.examine()
     assert "flops" in facts["gemm_peak"]["float32"]
     assert "SIGILL" in facts["gemm_peak"]["bfloat16"]["fault"]

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from turbogr import machine, ops, peak
+from turbogr import gemm_choice, machine, ops, peak
 from turbogr.errors import UserError
 from turbogr.ops import native
 
@@ -30,9 +30,11 @@ _EMULATED = 0.2
 def examine(folder: Path | str = ".", measure: bool = True) -> dict[str, Any]:
     """Return the facts as plain JSON values; `folder` is where free disk space is looked up.
 
-    Keys: versions, machine, devices, compiler, kernels, backends, operators, fma_peak, gemm_peak, memory, disk,
-    warnings. `fma_peak` and `gemm_peak` (what the processor computes at most, and in PyTorch's matrix product) map a
-    precision to {"flops": rate} or {"fault": reason}; without `measure` they are empty.
+    Keys: versions, machine, devices, compiler, kernels, backends, operators, fma_peak, gemm_peak, products, memory,
+    disk, warnings. `fma_peak` and `gemm_peak` (what the processor computes at most, and in a matrix product) map a
+    precision to {"flops": rate} or {"fault": reason}; without `measure` they are empty. `products` is who computes the
+    large products of a projection: `rates` in GFLOP/s and `refused` with reasons by provider, and the `choice`; without
+    `measure` what was measured before, or None.
     """
     facts: dict[str, Any] = {
         "versions": machine.versions(),
@@ -47,6 +49,7 @@ def examine(folder: Path | str = ".", measure: bool = True) -> dict[str, Any]:
         ],
         "fma_peak": {_short(dtype): _fma_peak(dtype) for dtype in FMA_PRECISIONS} if measure else {},
         "gemm_peak": {_short(dtype): _peak(dtype) for dtype in PRECISIONS} if measure else {},
+        "products": _products(measure),
         "memory": {"total_bytes": machine.memory_bytes(), "available_bytes": available_memory()},
         "disk": _disk(Path(folder)),
     }
@@ -178,6 +181,9 @@ def describe(facts: dict[str, Any]) -> str:
     ]
     if facts["gemm_peak"]:
         sections.append(_table("Speed: fused multiply-adds (the 100 % of MFU), matrix product", _speed_rows(facts)))
+    if facts["products"]:
+        title = "Large products of a projection: who computes them with train.gemm=auto (GFLOP/s)"
+        sections.append(_table(title, _product_rows(facts["products"])))
     if facts["warnings"]:
         sections.append("Worth fixing\n" + "\n".join(f"  - {warning}" for warning in facts["warnings"]))
     else:
@@ -205,6 +211,24 @@ def _fma_peak(dtype: torch.dtype) -> dict[str, Any]:
         return {"flops": peak.fma_peak(dtype)}
     except peak.PeakUnavailable as error:
         return {"fault": str(error)}
+
+
+def _products(measure: bool) -> dict[str, Any] | None:
+    found = gemm_choice.measured() if measure else gemm_choice.kept()
+    if found is None:
+        return None
+    choice = {f"{size} {product}": provider for (size, product), provider in found.choice().items()}
+    return {"rates": found.rates, "refused": found.refused, "choice": choice}
+
+
+def _product_rows(products: dict[str, Any]) -> list[tuple[str, str]]:
+    """By size of the weight and product: who computes it, how fast each provider is, and why one is refused."""
+    rows = []
+    for key, provider in products["choice"].items():
+        rates = [f"{name} {rate:,.1f}" for name, rate in products["rates"][key].items()]
+        refused = [f"{name} refused: {reason}" for name, reason in products["refused"][key].items()]
+        rows.append((key.replace("_", " "), f"{provider:<8} ({', '.join([*rates, *refused])})"))
+    return rows
 
 
 def _speed_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:

@@ -20,7 +20,7 @@ from turbogr.config import Config, load_run_config
 from turbogr.data.split import Split
 from turbogr.data.store import MANIFEST, Store
 from turbogr.data.store_copy import check_content, copy_store, store_bytes
-from turbogr.errors import Note, UserError
+from turbogr.errors import Note, UserError, warn_caller
 from turbogr.evaluation.metric_info import MetricInfo
 from turbogr.evaluation.metrics import describe_metrics
 from turbogr.plugins import load_plugins
@@ -366,10 +366,31 @@ def open_run(
     store = folder.store(data)
     trained = _load(folder, which, device)
     ops.set_backend(trained.config.train.backend)  # a run is measured with the operators it was trained with
+    use_products_of(trained.config)
     split = Split.of(store, trained.config.data.split)
     if isinstance(trained.task, RetrievalTask):
         trained.task.delivered = Delivered.read(folder.path, trained.task.model_name(trained.config))
     return OpenedRun(folder, trained.config, trained.checkpoint, trained.task, trained.tables, store, split)
+
+
+def use_products_of(config: Config) -> None:
+    """Compute large products as a run does; by PyTorch's library, with a note, where a provider of its is missing."""
+    from turbogr import gemm_choice
+    from turbogr.ops import projections
+
+    choice = projections.uniform("torch")
+    if config.train.gemm != "auto":
+        choice = projections.parse_choice(config.train.gemm)
+    reasons = {name: gemm_choice.unusable(name) for name in sorted(set(choice.values()))}
+    missing = [f"{name} ({reason})" for name, reason in reasons.items() if reason is not None]
+    if missing:
+        choice = projections.uniform("torch")
+        warn_caller(
+            f"train.gemm={config.train.gemm}: this machine cannot compute the run's large products by "
+            f"{', '.join(missing)}; PyTorch's library computes them, so scores differ in their last digits",
+            Note,
+        )
+    projections.use(choice)
 
 
 def _load(folder: RunFolder, which: Which, device: str | torch.device) -> TrainedModel:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,21 @@ def test_figures_and_the_papers_column() -> None:
     assert {"mfu", "ml1m", "profile-ml1m", "profile-fuxi_long"} == result.plots.keys()
     assert "75" in result.plots["profile-ml1m"]
     assert any("rectools_python" in note for note in result.notes)
+
+
+def test_rectools_is_compared_with_and_without_freed_memory_kept(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(
+        f"#!{sys.executable}\n"
+        "import json, sys\n"
+        "case = json.load(sys.stdin)\n"
+        'print(json.dumps({"tokens_per_second": 4.0 if case["keep_freed_memory"] else 2.0}))\n'
+    )
+    python.chmod(0o755)
+    record, result = run_benchmark("train", ["cases=ml1m", "reference=false", f"rectools_python={python}"])
+    assert record.figures["ml1m_vs_rectools"] == 25 and record.figures["ml1m_vs_rectools_kept"] == 12.5
+    rows = {row[0]: row for row in result.tables[0].rows}
+    assert rows["ml1m, RecTools HSTUModel, freed memory kept"][1] == 4.0
 
 
 def test_the_paper_gives_every_preset_a_figure() -> None:

@@ -1,14 +1,19 @@
 """Measure RecTools' HSTUModel on the lengths of a case; runs in RecTools' environment, without TurboGR.
 
 The first of two epochs is the warm-up; tokens are real ones, without padding. The case is read as JSON from standard
-input.
+input. With `keep_freed_memory` the C library keeps freed memory for the next tensors, as `turbogr train` makes it.
 """
 
 from __future__ import annotations
 
+import ctypes
 import json
 import sys
 import time
+
+# Options of malloc.h, as in turbogr.ops.native.keep_freed_memory, which cannot be imported here.
+_MMAP_MAX, _TRIM_THRESHOLD, _TOP_PAD, _ARENA_MAX = -4, -1, -2, -8
+_KEEP = ((_MMAP_MAX, 0), (_TRIM_THRESHOLD, 2**31 - 1), (_TOP_PAD, 2**26), (_ARENA_MAX, 1))
 
 
 def main() -> None:
@@ -21,6 +26,8 @@ def main() -> None:
     from rectools.models import HSTUModel
 
     case = json.load(sys.stdin)
+    if case["keep_freed_memory"] and not all(ctypes.CDLL(None).mallopt(*option) == 1 for option in _KEEP):
+        raise RuntimeError("the C library refuses to keep freed memory")
     if case["threads"]:
         torch.set_num_threads(case["threads"])
     model = case["model"]

@@ -21,12 +21,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from turbogr import ops
+from turbogr import gemm_choice, ops
 from turbogr.bench._children import failure
 from turbogr.config import Config, DataConfig, LossConfig, ModelConfig, TrainConfig, parse, resolve
 from turbogr.data.batching import Batch
 from turbogr.data.store import Manifest, Store
 from turbogr.data.store_writer import StoreWriter
+from turbogr.ops import projections
 from turbogr.training.operator_times import Profiler
 from turbogr.training.trainer import Trainer
 
@@ -47,6 +48,7 @@ class Case:
     seconds: float = 10.0
     min_steps: int = 1
     profile: bool = False
+    gemm: str = "auto"
 
 
 def measure_in_child(case: Case) -> dict[str, Any]:
@@ -80,6 +82,7 @@ def measure(case: Case) -> dict[str, Any]:
     if case.threads:
         torch.set_num_threads(case.threads)
     ops.set_backend(case.backend)
+    projections.use(gemm_choice.resolve(case.gemm))
     ops.keep_freed_memory()
     idle = _resident_bytes("VmRSS")
     with tempfile.TemporaryDirectory() as folder:

@@ -321,6 +321,11 @@ class TrainConfig:
     `keep_checkpoints` is how many of the newest stay; the best one always does.
     `recompute` keeps the inputs of the blocks alone for the backward pass and computes what is inside them once more:
     the same weights with a fraction of the memory, in about a third more time.
+    `gemm` is which library computes the products with weights of more than 131,072 elements on a CPU: `torch` (the one
+    that PyTorch calls), `onednn`, `turbogr` (our own kernel), or a choice for each product such as
+    "medium=torch/onednn/turbogr,large=torch/torch/torch" (forward, gradient of the input, gradient of the weight;
+    large: 1,048,576 elements or more). `auto` takes the fastest of each, measured once per machine and number of
+    threads, and stores it with the run, which keeps it. Digits differ between libraries.
     `profile` times a few early steps on a CPU by operator, for the report; it costs about a millisecond a step.
     `timeline` is what is kept of when every stage ran: `last` the newest few hundred steps of the first rank, `all`
     every step of every rank, about 110 bytes a stage, in the folder timeline.
@@ -338,6 +343,7 @@ class TrainConfig:
     device: str = "auto"
     threads: int | None = None
     backend: str = field(default="auto", metadata={"kind": "backend"})
+    gemm: str = "auto"
     recompute: bool = False
     log_every: int = 10
     checkpoint_every: int | None = None

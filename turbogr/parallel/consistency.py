@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 import turbogr
+from turbogr import gemm_choice
 from turbogr.errors import Note, UserError, warn_caller
-from turbogr.ops import native, services
+from turbogr.ops import native, projections, services
 from turbogr.parallel.mesh import Mesh
 from turbogr.parallel.world import World, first_difference
 
@@ -87,6 +88,38 @@ def use_same_kernels(world: World, device: torch.device) -> None:
             "compute the same digits",
             Note,
         )
+
+
+def use_same_products(world: World, text: str) -> str:
+    """Make all ranks compute large products by the same providers; all ranks call it together.
+
+    `text` is what `projections.parse_choice` reads, or `auto`: what rank 0 has measured, of the providers that no rank
+    refuses. Returns the choice as text.
+
+    Raises:
+        UserError: not a choice, or a rank cannot use a provider.
+    """
+    own = world.run_on_all(lambda: {name: gemm_choice.unusable(name) for name in projections.PROVIDERS})
+    everyone = world.gather_objects(own)
+    refused: dict[str, tuple[int, str]] = {}
+    for rank, reasons in enumerate(everyone):
+        for name, reason in reasons.items():
+            if reason is not None:
+                refused.setdefault(name, (rank, reason))
+    found = [text]
+    allowed = [name for name in projections.PROVIDERS if name not in refused]
+    world.run_on_first(lambda: found.append(projections.write_choice(gemm_choice.resolve(text, allowed))))
+    choice = projections.parse_choice(world.gather_objects(found[-1])[0])
+    for name in sorted(set(choice.values())):
+        if name in refused:
+            rank, reason = refused[name]
+            where = "" if world.size == 1 else f" of rank {rank}"
+            raise UserError(
+                f"train.gemm={text}: '{name}' cannot compute products on the machine{where}: {reason}. With "
+                "--set train.gemm=torch the digits are others, and the run goes on from its checkpoint"
+            )
+    projections.use(choice)
+    return projections.write_choice(choice)
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,7 @@ def refusals(run: Path, config: Config, store: Store, *, fixed: Collection[str] 
 
 def changed_settings(run: Path, config: Config) -> dict[str, tuple[Any, Any]]:
     """The settings that differ from those a run was trained with last, as (before, after)."""
-    before, after = (flat_config(c) for c in (load_run_config(run), with_stored_cost(config, run)))
+    before, after = (flat_config(c) for c in (load_run_config(run), with_stored_measurements(config, run)))
     return {key: (before.get(key), value) for key, value in after.items() if before.get(key) != value}
 
 
@@ -152,9 +152,14 @@ def with_stored_sizes(config: Config, run: Path) -> Config:
     return with_sizes_of(config, load_run_config(run))
 
 
-def with_stored_cost(config: Config, run: Path) -> Config:
-    """Keep the measured cost of sequences that a run was started with: the same plan gives the same rounding."""
-    stored = load_run_config(run).parallel.cost if (run / "config.yaml").exists() else None
-    if config.parallel.cost is not None or stored is None:
+def with_stored_measurements(config: Config, run: Path) -> Config:
+    """Keep what was measured when a run was started, the cost of sequences and the providers of products, where the
+    config leaves it open: the same plan and the same providers give the same rounding."""
+    if not (run / "config.yaml").exists():
         return config
-    return dataclasses.replace(config, parallel=dataclasses.replace(config.parallel, cost=stored))
+    stored = load_run_config(run)
+    if config.parallel.cost is None:
+        config = dataclasses.replace(config, parallel=dataclasses.replace(config.parallel, cost=stored.parallel.cost))
+    if config.train.gemm == "auto":
+        config = dataclasses.replace(config, train=dataclasses.replace(config.train, gemm=stored.train.gemm))
+    return config

@@ -34,7 +34,9 @@ from turbogr.data.store import Store
 from turbogr.data.vocabulary import Int64Array
 from turbogr.errors import Note, UserError, warn_caller
 from turbogr.evaluation.evaluator import Interrupted
-from turbogr.parallel.consistency import check_same_start, check_shared_folder, use_same_kernels
+from turbogr.ops import projections
+from turbogr.ops.norm_linear.cpu import SMALL_WEIGHT
+from turbogr.parallel.consistency import check_same_start, check_shared_folder, use_same_kernels, use_same_products
 from turbogr.parallel.job_identity import Job
 from turbogr.parallel.mesh import Mesh, MeshSize, choose_mesh
 from turbogr.parallel.world import World, connected_world, is_first_rank, set_heartbeat_timeout
@@ -57,7 +59,7 @@ from turbogr.training.resuming import (
     holds_a_run,
     refusals,
     with_stored_choices,
-    with_stored_cost,
+    with_stored_measurements,
     with_stored_sizes,
 )
 from turbogr.training.run_start import RunStart, held_folder, keep_data, now
@@ -156,6 +158,8 @@ def _prepare(
     exists = holds_a_run(run)
     if exists and not resume:
         check_own_run(run, job)
+    if config.train.gemm != "auto":
+        projections.parse_choice(config.train.gemm)
     if config.method is not None:
         _check_method(config, init_from)
     if exists:
@@ -168,7 +172,7 @@ def _prepare(
     config = resolve_against(given, store, repeats)
     changes: list[str] = []
     if exists:
-        config = with_stored_cost(config, run)
+        config = with_stored_measurements(config, run)
     record = _resumed_record(run, config, store, changes) if exists else _new_record(config, store, recipe)
     record["components"] = component_records(dict.fromkeys([*config.chosen(), *operators_of(config.plugins)]))
     task = task_class(config.task)
@@ -207,6 +211,7 @@ def _build(start: RunStart, world: World) -> tuple[Trainer, dict[str, Any]]:
     ops.keep_freed_memory()
     device = choose_device(config.train.device, world.local_rank if world.size > 1 else None)
     use_same_kernels(world, device)
+    config = start.config = _with_products(start, world, device)
     config = start.config = _with_cost(config, start.store, world, device)
     mesh_size = _mesh_size(config, start.store, world, device)
     mesh = Mesh.build(world, mesh_size, device.type)
@@ -230,6 +235,21 @@ def _build(start: RunStart, world: World) -> tuple[Trainer, dict[str, Any]]:
         },
     }
     return trainer, environment
+
+
+def _with_products(start: RunStart, world: World, device: torch.device) -> Config:
+    """Choose who computes large products, where the model has some, and fill the choice in.
+
+    A run that was started without a choice, because its model is small or it is older, goes on with PyTorch's library.
+    """
+    config, text = start.config, start.config.train.gemm
+    dim = config.model.dim or 0
+    without = device.type != "cpu" or config.train.backend == "reference" or 8 * dim**2 <= SMALL_WEIGHT
+    if text == "auto" and (without or start.exists):
+        projections.use(projections.uniform("torch"))
+        return config
+    chosen = use_same_products(world, text)
+    return dataclasses.replace(config, train=dataclasses.replace(config.train, gemm=chosen))
 
 
 def _with_cost(config: Config, store: Store, world: World, device: torch.device) -> Config:

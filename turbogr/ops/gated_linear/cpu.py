@@ -1,11 +1,10 @@
-"""gated_linear compiled: one kernel if the weight is small, else norm, gate and dropout before PyTorch's GEMM."""
+"""gated_linear compiled: one kernel if the weight is small, else norm, gate and dropout before the product."""
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from turbogr.ops import native
+from turbogr.ops import native, projections
 from turbogr.ops.declaration import set_gradient, torch_operator
 from turbogr.ops.native import DROPOUT, Kernel, dropout_arguments, pointer
 from turbogr.ops.norm_linear.cpu import NORMS, is_small, strided_rows
@@ -92,7 +91,7 @@ def _forward(
         eps,
         *dropout_arguments(rate, seed),
     )
-    out = torch.addmm(residual, gated, weight)
+    out = projections.forward(gated, weight, residual)
     if bias is not None:
         out += bias
     return out, moments
@@ -143,7 +142,7 @@ def _backward(
         )
         return grads
     grad_x, grad_gate = x.new_empty(x.shape), gate.new_empty(gate.shape)
-    gated = torch.mm(grad, weight.t())  # its gradient; the kernel replaces it by the gated rows
+    gated = projections.input_gradient(grad, weight)  # its gradient; the kernel replaces it by the gated rows
     _gate_backward_kernel(
         gated.data_ptr(),
         x.data_ptr(),
@@ -158,7 +157,7 @@ def _backward(
         NORMS[norm],
         *dropout_arguments(rate, seed),
     )
-    return grad_x, grad_gate, torch.mm(gated.t(), grad), grad.sum(0)
+    return grad_x, grad_gate, projections.weight_gradient(gated, grad, weight), grad.sum(0)
 
 
 set_gradient(_forward, _backward, of="x gate weight bias", unchanged="residual")

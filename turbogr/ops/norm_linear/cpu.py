@@ -1,13 +1,12 @@
-"""norm_linear compiled: one kernel if the weight is small, else one before and one after PyTorch's GEMM."""
+"""norm_linear compiled: one kernel if the weight is small, else one before and one after the product."""
 
 from __future__ import annotations
 
 import ctypes
 
-import torch
 from torch import Tensor
 
-from turbogr.ops import native
+from turbogr.ops import native, projections
 from turbogr.ops.declaration import set_gradient, torch_operator
 from turbogr.ops.native import Kernel, pointer
 
@@ -16,7 +15,7 @@ BACKEND = native.BACKEND
 NORMS = {"none": 0, "layer": 1, "rms": 2}
 
 # A weight of up to this many elements stays in the second-level cache while the rows are read, and everything is done
-# block by block of rows. With larger ones little is gained over compiled passes around PyTorch's GEMM.
+# block by block of rows. With larger ones little is gained over compiled passes around a product of `projections`.
 SMALL_WEIGHT = 2**17
 
 _fused_kernel = Kernel(
@@ -130,10 +129,7 @@ def _forward_around_gemm(
     product = (
         outs[0] if in_place else before if activation == "silu" else left.new_empty(left.shape[0], weight.shape[1])
     )
-    if bias is None:
-        torch.mm(left, weight, out=product)
-    else:
-        torch.addmm(bias, left, weight, out=product)
+    projections.forward(left, weight, bias, out=product)
     if not in_place:
         addresses, sizes = native.addresses(outs), native.int64s([out.shape[1] for out in outs])
         _activate_kernel(
@@ -174,8 +170,8 @@ def _backward(
         grad = strided_rows(only)
     else:
         grad = _join(grads, widths, before, left, activation)
-    grad_weight = torch.mm(left.t(), grad)
-    grad_x = torch.mm(grad, weight.t())
+    grad_weight = projections.weight_gradient(left, grad, weight)
+    grad_x = projections.input_gradient(grad, weight)
     if norm != "none":
         _normalize_backward_kernel(
             grad_x.data_ptr(),
