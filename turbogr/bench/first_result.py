@@ -148,12 +148,13 @@ def _measure(name: str, family: str, store: Store, settings: Mapping[str, Any], 
 
 
 def _train_all(logs: Sequence[tuple[str, str, Store]], settings: Mapping[str, Any], out: Path) -> None:
-    """Train on every log with every seed, `jobs` at a time; the first failure ends it when running ones are done."""
+    """Train on every log with every seed, short logs first and `jobs` at a time. The first failure ends it when running
+    ones are done."""
     with ThreadPoolExecutor(max(1, int(settings["jobs"]))) as pool:
         runs = [
             pool.submit(_train, store, out / "runs" / name / f"seed-{seed}", seed, settings)
+            for name, _, store in sorted(logs, key=lambda log: log[2].num_events)
             for seed in settings["seeds"]
-            for name, _, store in logs
         ]
         try:
             for run in runs:
