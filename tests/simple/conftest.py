@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
 from tests.stores import draw_histories, write_store
 from turbogr.data.split import Split
@@ -39,3 +40,11 @@ def split(store: Store) -> Split:
 @pytest.fixture
 def events(store: Store, split: Split) -> TrainingEvents:
     return TrainingEvents.of(store, split)
+
+
+@pytest.fixture
+def threads():
+    """Set the number of threads; it is as before afterwards."""
+    before = torch.get_num_threads()
+    yield torch.set_num_threads
+    torch.set_num_threads(before)

@@ -13,7 +13,7 @@ from turbogr.data.split import Split
 from turbogr.errors import UserError
 from turbogr.evaluation.item_ranking import MatrixScores
 from turbogr.evaluation.job_pool import Interrupted
-from turbogr.simple.delivery import DELIVERED, MODEL, Component, Delivered, choose_delivered
+from turbogr.simple.delivery import DELIVERED, MODEL, Component, Delivered, choose_delivered, label_of
 from turbogr.simple.methods import METHODS
 from turbogr.simple.selection import choose_methods
 from turbogr.simple.training_events import TrainingEvents
@@ -80,6 +80,10 @@ def test_a_sum_is_delivered_where_it_is_better_than_its_parts(chain):
     assert not delivered.is_model and delivered.needs_model
     assert sum(component.share for component in delivered.components) == pytest.approx(1)
     assert "hstu" in delivered.label and "Markov chain over skips" in delivered.label and " + " in delivered.label
+    scales = {component.name: component.scale for component in delivered.components}
+    assert scales[MODEL] is None and scales["skip-markov"] > 0  # counts are compressed, the model's scores are not
+    shares = [component.share for component in delivered.components]
+    assert shares == sorted(shares, reverse=True)
     best = delivered.values[delivered.label]
     assert best == max(delivered.values.values())
     assert best > 1.01 * max(delivered.values["hstu"], delivered.values["Markov chain over skips"])
@@ -159,6 +163,8 @@ def test_the_plain_file_is_read(tmp_path):
         {"components": [{"name": "ease"}]},
         {"weight": "much"},
         {"weight": float("nan")},
+        {"scale": 0.0},
+        {"scale": "small"},
         {"settings": {"l2": 1.0}},
         {"settings": {"l2": "high", "popularity_weight": 0.1}},
         {"settings": {"l2": 1.0, "popularity_weight": 0.1, "other": 1.0}},
@@ -177,6 +183,22 @@ def test_a_file_that_holds_something_else_is_damaged(tmp_path, content):
     (tmp_path / DELIVERED).write_text(content)
     with pytest.raises(UserError, match=r"delivered\.json is damaged"):
         Delivered.read(tmp_path, "hstu")
+
+
+def test_a_file_without_scales_sums_scores_as_they_are(tmp_path):
+    written(tmp_path)
+    record = json.loads((tmp_path / DELIVERED).read_text())
+    del record["components"][0]["scale"]
+    (tmp_path / DELIVERED).write_text(json.dumps(record))
+    assert Delivered.read(tmp_path, "hstu").components[0].scale is None
+
+
+def test_a_label_names_three_components_and_counts_the_others():
+    parts = [Component(name, share=share) for name, share in zip("abcde", (0.4, 0.3, 0.1, 0.1, 0.1), strict=True)]
+    titles = {name: name.upper() for name in "abcde"}
+    assert label_of(parts, titles) == "40% A + 30% B + 10% C + 2 more"
+    assert label_of(parts[:3], titles) == "40% A + 30% B + 10% C"
+    assert label_of(parts[:1], titles) == "A"
 
 
 def test_a_method_of_another_release_is_named(tmp_path):

@@ -14,14 +14,6 @@ def positive_definite(size, dtype=torch.float32, seed=0):
     return (factor @ factor.T / size + 0.5 * torch.eye(size)).to(dtype)
 
 
-@pytest.fixture
-def threads():
-    """Set the number of threads; it is as before afterwards."""
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
-
-
 @pytest.mark.parametrize("block", [1, 7, 16, 64])
 @pytest.mark.parametrize("size", [1, 2, 16, 33, 50])
 def test_the_inverse(size, block, monkeypatch):

@@ -7,7 +7,6 @@ import math
 
 import numpy as np
 import pytest
-import torch
 
 from tests.simple import plain
 from tests.stores import draw_histories
@@ -16,20 +15,13 @@ from turbogr.evaluation.evaluator import evaluate
 from turbogr.evaluation.held_out import HeldOut
 from turbogr.evaluation.job_pool import Interrupted
 from turbogr.simple import ease, session_knn
+from turbogr.simple.delivery import choose_delivered
 from turbogr.simple.methods import METHODS
 from turbogr.simple.popular_items import PopularItems
 from turbogr.simple.selection import choose_methods, hold_out_last
 from turbogr.simple.training_events import TrainingEvents
 from turbogr.simple.validation import Validation, best_of, criterion
 from turbogr.simple.weighted_sum import WeightedSum
-
-
-@pytest.fixture
-def threads():
-    """Set the number of threads; it is as before afterwards."""
-    before = torch.get_num_threads()
-    yield torch.set_num_threads
-    torch.set_num_threads(before)
 
 
 def value_of(scorer, store, split, *, seen_out):
@@ -161,18 +153,24 @@ def test_what_is_chosen_does_not_depend_on_threads(store, split, threads):
         threads(number)
         selection = choose_methods(store, split, seen_out=False)
         validation = Validation.of(store, split, seen_out=False)
-        spreads = [validation.spread(chosen.scorer) for chosen in selection.methods.values()]
-        found.append([(c.settings, c.value) for c in selection.methods.values()] + spreads)
+        scorers = [chosen.scorer for chosen in selection.methods.values()]
+        statistics = [(validation.spread(scorer), validation.size(scorer)) for scorer in scorers]
+        delivered = choose_delivered(None, "hstu", selection, store, split, seen_out=False)
+        found.append(([(c.settings, c.value) for c in selection.methods.values()], statistics, delivered))
     assert found[0] == found[1]
 
 
 @pytest.mark.parametrize("names", [["ease", "skip-markov"], ["popularity", "session-knn", "item-knn"]])
-def test_a_weighted_sum_has_the_summed_scores(store, split, events, names):
+@pytest.mark.parametrize("scale", [None, 0.02])
+def test_a_weighted_sum_has_the_summed_scores(store, split, events, names, scale):
     scorers = [METHODS[name].fit(events, settings_of(name)) for name in names]
     weights = [0.3, 2.0, 0.7][: len(names)]
-    total = WeightedSum(scorers, weights)
+    total = WeightedSum(scorers, weights, [None, scale, scale][: len(names)])
     histories = draw_histories(8, 130, 23)
-    expected = sum(w * plain.scores_of(s, histories).astype(np.float64) for s, w in zip(scorers, weights, strict=True))
+    parts = [plain.scores_of(scorer, histories).astype(np.float64) for scorer in scorers]
+    if scale is not None:
+        parts[1:] = [np.log(part / scale + np.sqrt((part / scale) ** 2 + 1)) for part in parts[1:]]
+    expected = sum(weight * part for weight, part in zip(weights, parts, strict=True))
     np.testing.assert_allclose(plain.scores_of(total, histories), expected, rtol=1e-5, atol=1e-6)
     done = []
     total.score(plain.given(histories), done.append)
@@ -180,12 +178,14 @@ def test_a_weighted_sum_has_the_summed_scores(store, split, events, names):
     assert (total.num_items, total.batch_size) == (23, scorers[0].batch_size)
 
 
-def test_sums_are_measured_as_the_sum_is(store, split, events):
-    first, second = (METHODS[name].fit(events, settings_of(name)) for name in ("ease", "skip-markov"))
+def test_statistics_of_scores(store, split, events):
+    scorer = METHODS["ease"].fit(events, settings_of("ease"))
     validation = Validation.of(store, split, seen_out=True)
-    weights = [(0.2, 1.0), (1.0, 0.3)]
-    for pair, found in zip(weights, validation.positions_of_sums(first, second, weights), strict=True):
-        assert found.tolist() == validation.positions(WeightedSum([first, second], pair)).tolist()
+    users = validation.held_out.users[:64]
+    starts, ends = store.offsets[users], validation.held_out.events[:64]
+    scores = plain.scores_of(scorer, [store.items[a:b].tolist() for a, b in zip(starts, ends, strict=True)])
+    assert validation.size(scorer) == pytest.approx(np.abs(scores).mean(), rel=1e-5)
+    assert validation.spread(scorer) == pytest.approx(scores.std(axis=1, ddof=1).mean(), rel=1e-5)
 
 
 def test_the_criterion_is_the_mean_of_two_ndcgs():

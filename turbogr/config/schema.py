@@ -305,7 +305,7 @@ class EvaluateConfig:
 @dataclass(frozen=True)
 class DeliverConfig:
     """What the run recommends with. `model`: the trained model. `best`: what is best on the validation items, of the
-    model, the simple methods, and weighted sums of up to three of them.
+    model, the simple methods, and a weighted sum of them.
     """
 
     choose: Literal["model", "best"] = "model"

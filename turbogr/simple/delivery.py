@@ -1,4 +1,4 @@
-"""What a run delivers: the trained model, a simple method, or a weighted sum of up to three of them.
+"""What a run delivers: the trained model, a simple method, or a weighted sum of several.
 
 The choice is made on the validation items. It is kept in the run folder as delivered.json: names, settings and
 weights. Simple methods are fitted again when the run is opened, to the same digits, so nothing else is stored.
@@ -9,10 +9,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from turbogr.data.split import Split
 from turbogr.data.store import Store
@@ -23,29 +26,33 @@ from turbogr.simple.methods import METHODS
 from turbogr.simple.selection import ChosenMethod, Selection
 from turbogr.simple.simple_method import Settings
 from turbogr.simple.training_events import TrainingEvents
-from turbogr.simple.validation import Validation, criterion
+from turbogr.simple.validation import Validation, criterion, gains
+from turbogr.simple.weight_search import search_shares
 from turbogr.simple.weighted_sum import WeightedSum
 
 DELIVERED = "delivered.json"
 MODEL = "model"
-MOST_COMPONENTS = 3
 LEAST_GAIN = 0.01
-"""By how much a further component must raise the criterion to be worth it, as a share."""
+"""By how much a sum must raise the criterion of the best single one, as a share, up to one standard error."""
+SCALE = 0.3
+"""Scores of simple methods are compressed from this share of their mean size on."""
 
-_SHARES = (0.1, 0.2, 0.35, 0.5, 0.65, 0.8)
+_NAMED = 3  # components that a label names
 
 
 @dataclass(frozen=True)
 class Component:
     """A part of what is delivered: `name` is MODEL or a simple method; its scores count `weight` times.
 
-    `share` says how much it matters beside the others: its weight times the spread of its scores, as a share of all.
+    With a `scale` they are compressed first (`weighted_sum.py`). `share` says how much it matters beside the others:
+    its weight times the spread of its scores, as a share of all.
     """
 
     name: str
     weight: float = 1.0
     share: float = 1.0
     settings: Settings = dataclasses.field(default_factory=dict)
+    scale: float | None = None
 
 
 @dataclass(frozen=True)
@@ -91,7 +98,7 @@ class Delivered:
             else:
                 events = events or TrainingEvents.of(store, split)
                 scorers.append(METHODS[component.name].fit(events, component.settings, should_stop))
-        return _summed(scorers, [component.weight for component in self.components])
+        return _summed(scorers, self.components)
 
     def write(self, run: Path) -> None:
         """Write delivered.json."""
@@ -119,11 +126,19 @@ class Delivered:
     @classmethod
     def _of(cls, record: dict[str, Any]) -> Delivered:
         components = tuple(
-            Component(str(part["name"]), float(part["weight"]), float(part["share"]), _numbers(part["settings"]))
+            Component(
+                str(part["name"]),
+                float(part["weight"]),
+                float(part["share"]),
+                _numbers(part["settings"]),
+                None if part.get("scale") is None else float(part["scale"]),
+            )
             for part in record["components"]
         )
         if not components or not all(math.isfinite(component.weight) for component in components):
             raise ValueError("nothing is delivered")
+        if not all(component.scale is None or 0 < component.scale < math.inf for component in components):
+            raise ValueError("a scale is not a positive number")
         return cls(str(record["label"]), components, _numbers(record["values"]), str(record["chosen_on"]))
 
 
@@ -137,11 +152,10 @@ def choose_delivered(
     seen_out: bool,
     should_stop: Callable[[], bool] | None = None,
 ) -> Delivered:
-    """Choose what is best on the validation items: the model or a simple method, and what to add to it.
+    """Choose what is best on the validation items: the model, a simple method, or a weighted sum of them.
 
-    The best single one comes first; then the component and share that raise the criterion most are added, as long as
-    that is worth it. Without validation items the model is delivered: on the last training items, which it has learnt,
-    it would be compared unfairly.
+    Without validation items the model is delivered: on the last training items, which it has learnt, it would be
+    compared unfairly.
 
     Raises:
         Interrupted: `should_stop` returned True.
@@ -149,59 +163,84 @@ def choose_delivered(
     if not (split.valid >= 0).any():
         return Delivered(model_label, chosen_on="nothing: the split has no validation items")
     validation = Validation.of(store, split, seen_out=seen_out, should_stop=should_stop)
-    pool = {name: _Sum.of(name, one.scorer, one.settings, one.value) for name, one in selection.methods.items()}
+    pool = {name: _Single(one.scorer, one.settings, one.value) for name, one in selection.methods.items()}
     if model is not None:
-        pool = {MODEL: _Sum.of(MODEL, model, {}, criterion(validation.positions(model))), **pool}
+        pool = {MODEL: _Single(model, {}, criterion(validation.positions(model))), **pool}
     titles = {MODEL: model_label, **{name: method.title for name, method in METHODS.items()}}
     values = {titles[name]: single.value for name, single in pool.items()}
-    best = max(pool.values(), key=lambda single: single.value)
-    while len(best.components) < MOST_COMPONENTS:
-        used = {component.name for component in best.components}
-        sums = [found for name, single in pool.items() if name not in used for found in _sums(best, single, validation)]
-        larger = max(sums, key=lambda found: found.value, default=best)
-        if not larger.value > best.value * (1 + LEAST_GAIN):
-            break
-        best = larger
-        values[best.label(titles)] = best.value
-    return Delivered(best.label(titles), best.components, values, "the validation items")
+    best = max(pool, key=lambda name: pool[name].value)
+    components: tuple[Component, ...] = (Component(best, settings=pool[best].settings),)
+    if found := _best_sum(pool, validation):
+        summed = gains(validation.positions(_summed([pool[part.name].scorer for part in found], found)))
+        values[label_of(found, titles)] = float(summed.mean())
+        # The best of many single ones is partly best by luck, more so the fewer users there are.
+        alone = gains(validation.positions(pool[best].scorer))
+        if (summed - alone).mean() + _standard_error(summed - alone) > LEAST_GAIN * alone.mean():
+            components = found
+    return Delivered(label_of(components, titles), components, values, "the validation items")
 
 
-@dataclass(frozen=True)
-class _Sum:
-    """A weighted sum of scorers with the criterion of it, `value`."""
+def _standard_error(values: NDArray[np.float64]) -> float:
+    return float(values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else 0.0
 
-    components: tuple[Component, ...]
+
+class _Single(NamedTuple):
+    """A scorer alone with its value of the criterion."""
+
     scorer: Scorer
+    settings: Settings
     value: float
 
-    @classmethod
-    def of(cls, name: str, scorer: Scorer, settings: Settings, value: float) -> _Sum:
-        return cls((Component(name, settings=settings),), scorer, value)
 
-    def label(self, titles: Mapping[str, str]) -> str:
-        if len(self.components) == 1:
-            return titles[self.components[0].name]
-        return " + ".join(f"{part.share:.0%} {titles[part.name]}" for part in self.components)
-
-
-def _sums(best: _Sum, other: _Sum, validation: Validation) -> list[_Sum]:
-    """Return the sums of what is best so far with another component, one for every share of the latter."""
-    spreads = validation.spread(best.scorer), validation.spread(other.scorer)
-    if not min(spreads) > 0:
-        return []
-    weights = [((1 - share) / spreads[0], share / spreads[1]) for share in _SHARES]
-    positions = validation.positions_of_sums(best.scorer, other.scorer, weights)
-    found = []
-    for share, (first, second), ranked in zip(_SHARES, weights, positions, strict=True):
-        kept = [dataclasses.replace(c, weight=c.weight * first, share=c.share * (1 - share)) for c in best.components]
-        added = dataclasses.replace(other.components[0], weight=second, share=share)
-        scorer = WeightedSum([best.scorer, other.scorer], [first, second])
-        found.append(_Sum((*kept, added), scorer, criterion(ranked)))
-    return found
+def _best_sum(pool: Mapping[str, _Single], validation: Validation) -> tuple[Component, ...]:
+    """Return the components of the best sum, the largest share first; nothing where one scorer has it all."""
+    parts = {name: (single, _compression(name, single.scorer, validation)) for name, single in pool.items()}
+    # Without any spread all items have the same score, and nothing can be gained by adding it.
+    parts = {name: part for name, part in parts.items() if part[1].spread > 0 and part[0].value > 0}
+    if len(parts) < 2:
+        return ()
+    scorers = [WeightedSum([single.scorer], [1.0], [how.scale]) for single, how in parts.values()]
+    shares = search_shares(
+        scorers,
+        [single.value for single, _ in parts.values()],
+        [how.spread for _, how in parts.values()],
+        validation,
+    )
+    found = [
+        Component(name, share / how.spread, share, single.settings, how.scale)
+        for (name, (single, how)), share in zip(parts.items(), shares, strict=True)
+        if share > 0
+    ]
+    return tuple(sorted(found, key=lambda part: -part.share)) if len(found) > 1 else ()
 
 
-def _summed(scorers: list[Scorer], weights: list[float]) -> Scorer:
-    return scorers[0] if len(scorers) == 1 else WeightedSum(scorers, weights)
+class _Compression(NamedTuple):
+    """By which scale scores are compressed (None: not at all), and their spread then."""
+
+    scale: float | None
+    spread: float
+
+
+def _compression(name: str, scorer: Scorer, validation: Validation) -> _Compression:
+    """The model's scores are logarithms of probabilities up to a factor and stay as they are."""
+    scale = None if name == MODEL else SCALE * validation.size(scorer) or None
+    return _Compression(scale, validation.spread(WeightedSum([scorer], [1.0], [scale])))
+
+
+def label_of(components: Sequence[Component], titles: Mapping[str, str]) -> str:
+    """Return what the components are called together; the largest are named with their shares."""
+    if len(components) == 1:
+        return titles[components[0].name]
+    named = [f"{part.share:.0%} {titles[part.name]}" for part in components[:_NAMED]]
+    more = len(components) - _NAMED
+    return " + ".join(named) + (f" + {more} more" if more > 0 else "")
+
+
+def _summed(scorers: list[Scorer], components: Sequence[Component]) -> Scorer:
+    if len(scorers) == 1:
+        return scorers[0]
+    weights, scales = [part.weight for part in components], [part.scale for part in components]
+    return WeightedSum(scorers, weights, scales)
 
 
 def _checked(delivered: Delivered, run: Path) -> Delivered:

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from turbogr.data.split import Split
 from turbogr.data.store import Store
 from turbogr.data.vocabulary import Int64Array
 from turbogr.evaluation.held_out import HeldOut
-from turbogr.evaluation.item_ranking import TILE, MatrixScores, Scores, target_positions
+from turbogr.evaluation.item_ranking import TILE, Scores, target_positions
 from turbogr.evaluation.job_pool import Step, run_jobs
 from turbogr.evaluation.scorer import Scorer, batches_of
 from turbogr.evaluation.user_histories import StoreHistories
@@ -27,6 +29,16 @@ MAX_USERS = 2048
 MAX_SCORES = 24_000_000  # scores of one scorer; a large catalogue is measured on fewer users, but at least MIN_USERS
 MIN_USERS = 512
 _KS = (10, 100)
+
+Found = TypeVar("Found")
+
+
+class Block(NamedTuple):
+    """Some users: the scores [n, V] of every scorer, which items were seen and are left out [n, V], the targets [n]."""
+
+    scores: list[Tensor]
+    seen: Tensor
+    targets: Tensor
 
 
 @dataclass(frozen=True)
@@ -54,27 +66,34 @@ class Validation:
         jobs = batches_of(len(self.held_out), min(256, scorer.batch_size))
         return np.concatenate(list(run_jobs(work, jobs, num_workers=scorer.num_workers, should_stop=self.should_stop)))
 
-    def positions_of_sums(
-        self, first: Scorer, second: Scorer, weights: Sequence[tuple[float, float]]
-    ) -> list[Int64Array]:
-        """Return the positions under every weighted sum of the scores of two scorers."""
+    def map_blocks(self, scorers: Sequence[Scorer], work: Callable[[Block], Found]) -> list[Found]:
+        """Return what `work` makes of every block of at most TILE users, in their order."""
 
-        def work(chosen: slice, step: Step) -> list[Int64Array]:
+        def block(chosen: slice, step: Step) -> Found:
             histories = self._histories(chosen)
-            one, two = (dense(scorer.score(histories, step)) for scorer in (first, second))
-            return [self._positions(MatrixScores(a * one + b * two.to(one.device)), chosen) for a, b in weights]
+            scores = [dense(scorer.score(histories, step)).cpu() for scorer in scorers]
+            seen = torch.zeros(scores[0].shape, dtype=torch.bool)
+            if self.seen_out:
+                items, lengths = self.held_out.seen(chosen.start, chosen.stop)
+                row = torch.repeat_interleave(torch.arange(len(lengths)), torch.from_numpy(lengths))
+                seen[row, torch.from_numpy(items)] = True
+            return work(Block(scores, seen, torch.from_numpy(self.held_out.targets[chosen])))
 
-        jobs = batches_of(len(self.held_out), min(128, first.batch_size, second.batch_size))
-        num_workers = min(first.num_workers, second.num_workers)
-        found = list(run_jobs(work, jobs, num_workers=num_workers, should_stop=self.should_stop))
-        return [np.concatenate(parts) for parts in zip(*found, strict=True)]
+        jobs = batches_of(len(self.held_out), TILE)
+        num_workers = min(scorer.num_workers for scorer in scorers)
+        return list(run_jobs(block, jobs, num_workers=num_workers, should_stop=self.should_stop))
+
+    def size(self, scorer: Scorer) -> float:
+        """Return the mean absolute score of some users' items."""
+        return self._statistic(scorer, lambda scores: scores.abs().mean())
 
     def spread(self, scorer: Scorer) -> float:
         """Return the standard deviation of the scores of a user's items, averaged over some users."""
+        return self._statistic(scorer, lambda scores: scores.std(dim=1).mean())
 
+    def _statistic(self, scorer: Scorer, statistic: Callable[[Tensor], Tensor]) -> float:
         def work(chosen: slice, step: Step) -> float:
-            scores = dense(scorer.score(self._histories(chosen), step))
-            return float(scores.cpu().double().std(dim=1).mean())
+            return float(statistic(dense(scorer.score(self._histories(chosen), step)).cpu().double()))
 
         # As a job it runs on one thread, so that the digits do not depend on the number of threads.
         jobs = batches_of(min(TILE, len(self.held_out)), TILE)
@@ -94,7 +113,7 @@ class Validation:
         return found
 
 
-def dense(scores: Scores) -> torch.Tensor:
+def dense(scores: Scores) -> Tensor:
     """Return scores as one tensor [n, V]."""
     tiles = [scores.of(tile, 0, scores.num_items) for tile in range(-(-scores.num_queries // TILE))]
     return torch.cat(tiles)[: scores.num_queries]

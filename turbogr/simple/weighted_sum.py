@@ -1,4 +1,8 @@
-"""A weighted sum of the scores of several scorers, which is a scorer again."""
+"""A weighted sum of the scores of several scorers, which is a scorer again.
+
+Scores of simple methods are like counts: a few are far larger than all others and would decide alone. They may be
+compressed before they are summed: asinh(score / scale), about a logarithm for large scores, and the same order.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +20,11 @@ from turbogr.evaluation.user_histories import UserHistories
 
 @dataclass(frozen=True)
 class WeightedSum:
-    """Scorers of the same items with their weights; the first one's users and threads are counted."""
+    """Scorers of the same items with their weights, and by which scale each is compressed (None: not at all)."""
 
     scorers: Sequence[Scorer]
     weights: Sequence[float]
+    scales: Sequence[float | None]
 
     @property
     def num_items(self) -> int:
@@ -37,20 +42,25 @@ class WeightedSum:
         first, *others = self.scorers
         # A user is done once, however many scorers there are; the others only may stop the work.
         found = [first.score(histories, step), *(other.score(histories, lambda _: step(0)) for other in others)]
-        return _SummedScores(found, self.weights)
+        return _SummedScores(found, self.weights, self.scales)
 
 
 class _SummedScores:
     """The weighted sum of scores of the same queries."""
 
-    def __init__(self, parts: Sequence[Scores], weights: Sequence[float]) -> None:
+    def __init__(self, parts: Sequence[Scores], weights: Sequence[float], scales: Sequence[float | None]) -> None:
         first = parts[0]
         self.num_queries, self.num_items = first.num_queries, first.num_items
         self.device, self.dtype = first.device, functools.reduce(torch.promote_types, [part.dtype for part in parts])
-        self._parts, self._weights = parts, weights
+        self._parts, self._weights, self._scales = parts, weights, scales
 
     def of(self, tile: int, start: int, stop: int) -> Tensor:
         total = torch.zeros((), dtype=self.dtype, device=self.device)
-        for part, weight in zip(self._parts, self._weights, strict=True):
-            total = total + weight * part.of(tile, start, stop).to(self.device)
+        for part, weight, scale in zip(self._parts, self._weights, self._scales, strict=True):
+            total = total + weight * compressed(part.of(tile, start, stop), scale).to(self.device)
         return total
+
+
+def compressed(scores: Tensor, scale: float | None) -> Tensor:
+    """Return asinh(score / scale), or the scores where the scale is None."""
+    return scores if scale is None else (scores / scale).asinh()
