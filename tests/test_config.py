@@ -159,6 +159,12 @@ def test_overrides_win_and_the_last_one_most(recipe):
     assert load_config(path, ["train.epochs=", "train.steps=7"]).train.epochs is None
 
 
+@pytest.mark.parametrize("overrides", [["model=sasrec"], {"model": "sasrec"}, ["model.dim=16", "model= 'sasrec'"]])
+def test_the_model_is_named_by_the_short_form_of_recipes(recipe, overrides):
+    config = load_config(recipe("model: {name: hstu, num_heads: 2}"), overrides)
+    assert (config.model.name, config.model.num_heads) == ("sasrec", 2)
+
+
 @pytest.mark.parametrize(
     ("override", "words"),
     [
@@ -173,7 +179,7 @@ def test_overrides_win_and_the_last_one_most(recipe):
         ("learning-rate=3", "Did you mean 'optimizer.lr'?"),
         ("batch_size=3", "Did you mean 'data.batch_size' or 'evaluate.batch_size'?"),
         ("hidden_size=3", "Did you mean 'model.dim'?"),
-        ("model=sasrec", "'model' to sasrec: it is a section. Did you mean 'model.name=sasrec'?"),
+        ("model=3", "'model' to 3: it is a section. Did you mean 'model.name=3'?"),
         ("optimizer=adagrad", "it is a section. Its keys: lr,"),
         ("train.elephant=3", "unknown key 'train.elephant' in the override 'train.elephant=3'. Known keys: epochs,"),
         ("elephant=3", "'elephant=3'. Known keys: plugins, task, model,"),

@@ -166,6 +166,8 @@ def test_without_a_known_item_popularity_steps_in_and_says_so(recommender: Recom
         UserWarning, match=r"2 of 3 histories have no item that the model knows \(the first is number 0\)"
     ):
         found = recommender.recommend([[], [("item-001", 1)], [("soap", 1)]], k=4, unknown="skip")
+    with pytest.warns(UserWarning, match=r"\(the first is that of user 'n'\)"):
+        recommender.recommend({"m": ["item-001"], "n": []})
     expected = [(f"item-{row:03d}", pytest.approx(counts[row] / counts.sum(), rel=1e-6)) for row in wanted]
     assert found[0] == found[2] == expected
     assert found[1] == recommender.recommend([[("item-001", 1)]], k=4)[0]

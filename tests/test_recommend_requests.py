@@ -96,6 +96,45 @@ def test_columns_of_a_table_may_be_named_and_mistakes_are_pointed_out(recommende
         recommender.recommend(pd.DataFrame({"user": [1, 1], "item": ["item-001"] * 2, "time": ["2024-01-01", "noon"]}))
 
 
+@pytest.mark.filterwarnings("ignore:1 of 3 histories")
+@pytest.mark.parametrize("kind", TABLES)
+def test_a_table_may_have_a_history_per_record(recommender: Recommender, kind: str) -> None:
+    items, times = [["item-001", "item-002"], [], ["item-005"]], [[70, 60], [], [80]]
+    plain = recommender.recommend(histories=items, k=3)
+    found = recommender.recommend(TABLES[kind]({"user": ["a", "b", "a"], "item": items}), k=3)
+    assert columns_of(found)["user_id"] == ["a"] * 3 + ["b"] * 3 + ["a"] * 3
+    assert columns_of(found)["item_id"] == [item for ranked in plain for item, _ in ranked]
+    timed = TABLES[kind]({"user": ["a", "b", "c"], "item": items, "time": times})
+    pairs = [list(zip(*pair, strict=True)) for pair in zip(items, times, strict=True)]
+    assert recommender.recommend(timed, k=3, output="lists") == recommender.recommend(histories=pairs, k=3)
+    for wrong in ([[70], [], [80]], [70, 60, 50]):
+        with pytest.raises(UserError, match=r"needs a list of as many times; or give a record per event"):
+            recommender.recommend(TABLES[kind]({"user": ["a", "b", "c"], "item": items, "time": wrong}))
+
+
+def test_a_column_of_lists_has_histories(recommender: Recommender) -> None:
+    items = [["item-001", "item-002"], ["item-005"]]
+    wanted = recommender.recommend(items, k=3)
+    for column in (pd.Series(items), pl.Series(items), pa.array(items), pa.chunked_array([items])):
+        assert recommender.recommend(column, k=3) == wanted
+
+
+def test_events_whose_items_have_no_usual_name_are_not_taken_for_users(recommender: Recommender) -> None:
+    table = pd.DataFrame({"user": ["x", "y"], "thing": ["item-001", "item-002"]})
+    with pytest.raises(UserError, match=r"if it has events, name their items with --item-column.*'user', 'thing'"):
+        recommender.recommend(table)
+    assert len(recommender.recommend(table, k=2, item_column="thing")) == 4
+    users = pd.DataFrame({"user": [101], "age": [30]})
+    assert recommender.recommend(users, k=2)["user_id"].tolist() == [101, 101]
+
+
+@pytest.mark.filterwarnings("error")
+def test_lazy_frames_are_read_without_a_warning(recommender: Recommender) -> None:
+    events = pl.DataFrame({"user": ["x"], "item": ["item-001"], "time": [50]})
+    found = recommender.recommend(events.lazy(), k=2)
+    assert isinstance(found, pl.DataFrame) and found.equals(recommender.recommend(events, k=2))
+
+
 def test_times_of_a_table_come_in_many_forms(recommender: Recommender) -> None:
     moments = [
         datetime.datetime(2024, 5, 1, 12, tzinfo=datetime.timezone.utc) + datetime.timedelta(hours=h) for h in (1, 0)

@@ -42,7 +42,7 @@ from turbogr.evaluation.job_pool import Step, run_jobs
 from turbogr.evaluation.scorer import ModelScorer, Scorer, batches_of
 from turbogr.item_filters import ItemFilters, read_filters
 from turbogr.jagged import Jagged
-from turbogr.requested_users import Output, Request, RequestedUsers, StoreUsers, read_request
+from turbogr.requested_users import GivenUsers, Output, Request, RequestedUsers, StoreUsers, read_request
 from turbogr.runs import OpenedRun, RunFolder, Which, open_run
 from turbogr.training.run_summary import read_summary
 from turbogr.training.trainer import TrainResult
@@ -151,6 +151,7 @@ class Recommender:
         user_column: str | None = None,
         item_column: str | None = None,
         time_column: str | None = None,
+        item_columns: Sequence[str] = (),
     ) -> Any:
         """Return the k best items of some users, best first, fewer if there are no more candidates.
 
@@ -171,6 +172,7 @@ class Recommender:
                 like the input: a table for a table, lists for a list, a dict for a mapping, one list for one user; for
                 all users a table, of pandas if it is installed.
             user_column, item_column, time_column: columns of tables; by default found by their names.
+            item_columns: columns about the items (`Recommender.item_info`) that a returned table has beside the title.
 
         A history is a list of items, oldest first, or of (item, time) pairs in any order; its user need not have been
         in training. Times are seconds since 1970, datetimes or ISO text (UTC unless they say otherwise). Without times
@@ -192,7 +194,7 @@ class Recommender:
         if output is not None:
             check_kind(output, ("lists", "dict", "one"))
         found = list(self._batches(request.users, k, filters, filter_seen, None, None))
-        return self._output(found, request, output or request.output)
+        return self._output(found, request, output or request.output, item_columns)
 
     def recommend_batches(
         self,
@@ -483,17 +485,40 @@ class Recommender:
         items = self.store.item_ids.decode(rows[kept])
         return Recommendations(user_ids[user], items, column + 1, scores[kept], len(user_ids), places[user])
 
-    def _output(self, parts: list[Recommendations], request: Request, output: Output) -> Any:
+    def item_columns(self, items: NDArray[Any], names: Sequence[str] = ()) -> dict[str, pa.Array]:
+        """Return the titles of raw items, if there are any, and other columns about them, by the columns' names.
+
+        Raises:
+            UserError: there is no such column.
+        """
+        info = self.item_info
+        names = (names,) if isinstance(names, str) else names
+        if info is None and names:
+            raise UserError(
+                f"{self.store.path} has no columns about its items, such as {names[0]!r}; `turbogr item-info` adds them"
+            )
+        titled = info is not None and info.has_titles
+        columns = {"title": pa.array(self.titles(items), pa.string())} if titled else {}
+        rows = self.store.item_ids.encode(items) if names else np.zeros(0, np.int64)
+        return {**columns, **{name: info.column_of(name, rows) for name in names if info is not None}}
+
+    def _output(
+        self, parts: list[Recommendations], request: Request, output: Output, item_columns: Sequence[str]
+    ) -> Any:
         """Return what was found in the form that a call asked for."""
         if output not in ("lists", "dict", "one"):
-            return from_arrow(self._table(parts, "user_id", "item_id"), output)  # type: ignore[arg-type]
+            return from_arrow(self._table(parts, "user_id", "item_id", item_columns), output)  # type: ignore[arg-type]
+        if item_columns:
+            raise UserError("item_columns are columns of a table, and this call returns lists; ask for output='pandas'")
         if output == "dict":
             ids = request.users.ids(np.arange(len(request.places))).tolist()
             return dict(zip(ids, _lists(parts, np.arange(len(ids)), len(ids)), strict=True))
         lists = _lists(parts, request.places, request.num_asked)
         return lists[0] if output == "one" else lists
 
-    def _table(self, parts: list[Recommendations], first: str, second: str) -> pa.Table:
+    def _table(
+        self, parts: list[Recommendations], first: str, second: str, item_columns: Sequence[str] = ()
+    ) -> pa.Table:
         asked, items, positions, scores = (
             np.concatenate([getattr(part, name) for part in parts]) if parts else np.zeros(0)
             for name in ("user_ids", "item_ids", "positions", "scores")
@@ -504,9 +529,7 @@ class Recommender:
             "rank": pa.array(positions.astype(np.int32)),
             "score": pa.array(scores.astype(np.float32)),
         }
-        if self.item_info is not None and self.item_info.has_titles:
-            columns["title"] = pa.array(self.item_info.titles_of(items), pa.string())
-        return pa.table(columns)
+        return pa.table({**columns, **self.item_columns(items, item_columns)})
 
     def _clamped(self, k: Any, num_candidates: int | None) -> int:
         """Return k, or the number of candidates if that is smaller.
@@ -524,9 +547,11 @@ class Recommender:
     def _report_empty(self, users: RequestedUsers, lengths: Int64Array) -> None:
         empty = np.flatnonzero(lengths == 0)
         if len(empty) and not isinstance(users, StoreUsers):
+            named = isinstance(users, GivenUsers) and users.names is not None
+            first = f"that of user {users.ids(empty[:1]).tolist()[0]!r}" if named else f"number {empty[0]}"
             warn_caller(
-                f"{len(empty):,} of {len(lengths):,} histories have no item that the model knows (the first is number "
-                f"{empty[0]}); they get the most popular items"
+                f"{len(empty):,} of {len(lengths):,} histories have no item that the model knows (the first is "
+                f"{first}); they get the most popular items"
             )
 
     def _model(self) -> ModelScorer:

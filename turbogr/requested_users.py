@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from turbogr.data.dataframes import Kind, default_kind, ids_array, is_table, kind_of
 from turbogr.data.event_table import NamedColumns, column_of, find_column, read_event_table
 from turbogr.data.histories import Histories, Time, TypicalTimes, Unknown, check_unknown, read_histories, seconds_of
-from turbogr.data.prepare.sources.memory_table import column_names
+from turbogr.data.prepare.sources.memory_table import arrow_column, column_names
 from turbogr.data.ranges import concatenated_ranges
 from turbogr.data.store import Store
 from turbogr.data.vocabulary import Int64Array
@@ -138,20 +139,41 @@ def read_request(
     if who is None:
         return _request(StoreUsers(store, np.arange(store.num_users), _one_time(at)), default_kind())
     if is_table(who):
-        if kind == "histories" or (kind is None and _has_items(who, store, columns)):
-            ids, read = read_event_table(who, at, store, unknown or "warn", columns, typical())
-            return _request(GivenUsers(read, ids.to_numpy(zero_copy_only=False)), kind_of(who) or "arrow")
-        ids = column_of("user", who, store, columns, "the table of users")
-        return _store_request(ids, store, at, unknown, kind_of(who) or "arrow")
+        return _table_request(who, kind, store, at, unknown, columns, typical)
     if isinstance(who, Mapping) and kind != "users":
         read = read_histories(who.values(), at, store, unknown or "warn", typical)
         return _request(GivenUsers(read, _objects(list(who))), "dict")
     if isinstance(who, str | bytes) or not isinstance(who, Iterable):
         return _store_request([who], store, at, unknown, "one")
     who = who if kind_of(who) or isinstance(who, np.ndarray) else list(who)
+    if kind is None and kind_of(who) and pa.types.is_nested(arrow_column(who, "users", "the call").type):
+        kind = "histories"
     if kind == "histories" or (kind is None and _holds_histories(who)):
         return _request(GivenUsers(read_histories(who, at, store, unknown or "warn", typical)), "lists")
     return _store_request(who, store, at, unknown, kind_of(who) or "lists")
+
+
+def _table_request(
+    table: Any,
+    kind: Literal["users", "histories"] | None,
+    store: Store,
+    at: Time | Sequence[Time] | None,
+    unknown: Unknown | None,
+    columns: NamedColumns,
+    typical: Callable[[], TypicalTimes],
+) -> Request:
+    output = kind_of(table) or "arrow"
+    if kind == "histories" or (kind is None and _has_items(table, store, columns)):
+        ids, read = read_event_table(table, at, store, unknown or "warn", columns, typical)
+        return _request(GivenUsers(read, ids.to_numpy(zero_copy_only=False)), output)
+    ids = column_of("user", table, store, columns, "the table of users")
+    names = column_names(table)
+    if kind is None and len(names) > 1 and len(ids) and (store.user_ids.encode(ids) < 0).all():
+        raise UserError(
+            f"no column of the table looks like the items of events, and no user of it is in {store.path}; if it has "
+            f"events, name their items with --item-column. Its columns: {', '.join(map(repr, names))}"
+        )
+    return _store_request(ids, store, at, unknown, output)
 
 
 def _request(users: RequestedUsers, output: Output) -> Request:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -105,6 +106,19 @@ def test_parquet_and_tables_in_memory_keep_their_types(store: Store, tmp_path: P
         assert info.titles([0, 2]) == [None, "Heat"]
     assert add_item_info(store, table).values("year", [0, 1, 2]) == [None, None, 1995]
     assert add_item_info(store, table).values("tags", [2]) == [["a", "b"]]
+
+
+def test_items_are_described_by_their_text_columns(store: Store) -> None:
+    columns = {"title": ["Heat", None], "year": [1995, 1990], "genre": ["Action", None], "tags": [["a", "b"], ["c"]]}
+    info = add_item_info(store, pa.table({"movieId": [3, 1], **columns, "maker": ["x", "y"]}))
+    assert info.descriptions_of([3, 1, 2, 7]) == ["Action, a, b", "c", "", ""], "the first two, no numbers"
+    assert info.column_of("tags", np.array([2, -1, 0])).to_pylist() == ["a, b", None, "c"]
+    assert info.column_of("year", np.array([2, 1])).to_pylist() == [1995, None]
+    with pytest.raises(
+        UserError, match=r"no column 'yaer' about the items\. Did you mean 'year'\? Columns: title, year"
+    ):
+        info.column_of("yaer", np.array([0]))
+    assert add_item_info(store, pa.table({"movieId": [3], "title": ["Heat"]})).descriptions_of([3, 1]) == ["", ""]
 
 
 def test_text_ids_are_matched_as_they_are(tmp_path: Path) -> None:
@@ -210,7 +224,7 @@ def test_the_command_adds_titles_and_inspect_shows_them(
     assert "2 of 3 items have a record" in capsys.readouterr().out
     assert cli.main(["inspect", str(store.path), "--json", str(tmp_path / "x.json")]) == 0
     out = capsys.readouterr().out
-    assert '1 "Toy\\x1bStory (1995)": 3 events' in out and '"Heat, The (1995)"' in out and "\x1b" not in out
+    assert '1 "Toy\\x1bStory (1995)" (Animation): 3 events' in out and '"Heat, The (1995)"' in out and "\x1b" not in out
     assert "titles from 'title', also 'genres'" in out
     assert json.loads((tmp_path / "x.json").read_text())["top_items"] == [[1, 3], [2, 3], [3, 3]]
 

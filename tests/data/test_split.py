@@ -46,8 +46,9 @@ def test_few_users_are_pointed_out(held_out: int, words: str | None) -> None:
 
 def test_preparing_and_inspecting_few_users_say_so(store: Store, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     table = pl.DataFrame({"user_id": [1, 1, 2, 2], "item_id": [1, 2, 1, 3], "timestamp": [1, 2, 3, 4]})
-    with pytest.warns(Note, match="only 2 users have a test item, so metrics mean nothing"):
+    with pytest.warns(Note, match="only 2 users have a test item, so metrics mean nothing") as warned:
         prepare_table(table, tmp_path / "small")
+    assert {warning.filename for warning in warned} == {__file__}, "not a line of ours"
     assert main(["inspect", str(tmp_path / "small")]) == 0
     assert "only 2 users have a test item, so metrics mean nothing" in capsys.readouterr().out
 

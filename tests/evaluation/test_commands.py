@@ -451,6 +451,7 @@ def test_files_of_users(tmp_path: Path) -> None:
     assert read_users(file("d.tsv", "who\tage\nu1\t3\n"), "who") == ["u1"]
     pq.write_table(pa.table({"user_id": [3, 1], "age": [4, 5]}), tmp_path / "e.parquet")
     assert read_users(tmp_path / "e.parquet") == [3, 1]
+    assert read_users(file("l.csv", "user;age\nu1;3\n")) == ["u1"], "as spreadsheets with decimal commas write it"
     with pytest.raises(UserError, match="Did you mean 'user_id'"):
         read_users(tmp_path / "e.parquet", "userid")
     with pytest.raises(UserError, match=r"--user-column\. Columns: who, age"):
@@ -497,6 +498,47 @@ def test_recommendations_have_titles_where_the_store_has_them(
     assert load(run).titles(ids[:1]) == [None]
 
 
+def test_recommendations_may_have_any_column_of_the_items(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    store = open_run(run).store
+    ids = store.item_ids.decode(np.arange(NUM_ITEMS)).tolist()
+    table = {"item": ids, "title": [f"The {item}" for item in ids], "tags": [[item, "x"] for item in ids]}
+    command = ["recommend", str(run), "--k", "2", "--item-columns", "tags,price"]
+    assert cli.main([*command, "--out", str(tmp_path / "lists.csv")]) == 2
+    assert "has no columns about its items, such as 'tags'; `turbogr item-info` adds them" in capsys.readouterr().err
+    info = add_item_info(store, pa.table({**table, "price": np.arange(NUM_ITEMS) / 2}))
+    try:
+        for name in ("lists.csv", "lists.parquet", "lists.jsonl"):
+            assert cli.main([*command, "--out", str(tmp_path / name)]) == 0
+        found = pq.read_table(tmp_path / "lists.parquet").to_pylist()
+        assert list(found[0]) == ["user_id", "item_id", "rank", "score", "title", "tags", "price"]
+        assert all(
+            (row["tags"], row["price"]) == (f"{row['item_id']}, x", ids.index(row["item_id"]) / 2) for row in found
+        )
+        rows = list(csv.DictReader((tmp_path / "lists.csv").open(newline="")))
+        assert [(row["tags"], float(row["price"])) for row in rows] == [(row["tags"], row["price"]) for row in found]
+        lines = [json.loads(line) for line in (tmp_path / "lists.jsonl").read_text().splitlines()]
+        assert [line["price"] for line in lines] == [row["price"] for row in found]
+        recommender = load(run)
+        users = recommender.store.user_ids.decode(np.arange(2)).tolist()
+        frame = recommender.recommend(users, k=2, output="pandas", item_columns=["price"])
+        assert frame["price"].tolist() == [ids.index(item) / 2 for item in frame["item_id"]]
+        with pytest.raises(
+            UserError, match=r"columns of a table, and this call returns lists; ask for output='pandas'"
+        ):
+            recommender.recommend(users, item_columns=["price"])
+        with pytest.raises(UserError, match="Did you mean 'price'"):
+            recommender.recommend(users, output="arrow", item_columns="prize")
+        assert cli.main(["report", str(run), "--out", str(tmp_path / "page.html")]) == 0
+        users = json.loads((run / "samples.json").read_text())["users"]
+        page = (tmp_path / "page.html").read_text()
+        assert all(f"<small>{user['target']}, x</small>" in page for user in users)
+        assert all(f"<small>{entry['item']}, x</small>" in page for user in users for entry in user["recommendations"])
+    finally:
+        info.path.unlink()
+
+
 def test_histories_and_filters_from_files(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     recommender = load(trained)
     ids = recommender.store.item_ids.decode(np.arange(6)).tolist()
@@ -530,6 +572,7 @@ def test_mistakes_in_files_of_histories_and_items(trained: Path, tmp_path: Path,
         ("--histories", "empty.csv"): "holds no records",
         ("--histories", "h.csv", "--users", "u.txt"): "leave one of them out",
         ("--histories", "h.csv", "--user-column", "who"): "has no column 'who' (--user-column)",
+        ("--histories", "h.csv", "--out", str(tmp_path / "h.csv")): "would replace the file that --histories reads",
         ("--include-items", "items.csv"): "which column of",
         ("--exclude-items", "items.csv", "--item-column", "c"): "has no column 'c'",
         ("--include-items", "none.txt"): "does not exist",

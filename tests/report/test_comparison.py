@@ -60,6 +60,9 @@ def test_runs_of_other_data_are_not_compared_user_by_user(runs, tmp_path):
     assert "Not the data of narrow, so metrics cannot be compared: other." in text
     assert "other data" in text and "compared with narrow: HR@10" in text
     assert "other is" not in text
+    assert "wide is best of 2 runs" in text, "one of these two, whatever the other data gives"
+    alone = compare([runs[0], other], tmp_path).text
+    assert "narrow has HR@10" in alone and "best of" not in alone
 
 
 def test_old_runs_and_unfinished_ones_still_give_a_page(runs, tmp_path, store):
@@ -72,7 +75,7 @@ def test_old_runs_and_unfinished_ones_still_give_a_page(runs, tmp_path, store):
     assert "fresh not measured not measured not measured not measured" in tree.text
     assert "fresh has not been evaluated at its end. Evaluate it with: turbogr evaluate" in tree.text
     alone = compare([fresh, old], tmp_path).text
-    assert "old is best of 2 runs" in alone
+    assert "old has HR@10 31.4 %" in alone and "best of" not in alone
     (old / "evaluation.json").unlink()
     assert "None of these runs has been evaluated" in compare([fresh, old], tmp_path).text
 
@@ -85,9 +88,16 @@ def test_a_simple_method_that_no_run_beats_is_named(runs, tmp_path):
     assert "wide gives every user the same HR@10 as narrow." in text
 
 
-def test_another_protocol_is_said(runs, tmp_path):
+def test_another_protocol_is_said(runs, tmp_path, store):
     change(runs[1] / "evaluation.json", protocol="leave-two-out; all items; checkpoint of step 850")
-    assert "not measured by the same protocol" in compare(runs, tmp_path).text
+    text = compare(runs, tmp_path).text
+    assert "not measured by the same protocol" in text
+    assert "narrow has HR@10" in text and "best of" not in text and "wide is better" not in text
+    third = write_run(tmp_path / "third", store)
+    measure(third, {"model": draw(0, 0), "markov": draw(2, 0.5)})
+    text = compare([*runs, third], tmp_path).text
+    assert "is best of 2 runs" in text and "wide is best" not in text
+    assert "other protocol" in text and "third gives every user the same" in text
 
 
 def test_runs_of_the_same_name_have_their_folders_and_stay_text(runs, tmp_path, store):

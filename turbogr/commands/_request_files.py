@@ -61,6 +61,13 @@ def read_items(path: Path, option: str, column: str | None = None) -> list[Any]:
     return items
 
 
+def delimiter_of(path: Path) -> str:
+    """Return what separates the columns of a .tsv or .csv file: a tab, or whatever the header of a .csv has."""
+    with path.open(encoding="utf-8-sig", errors="replace") as file:
+        header = file.readline()
+    return "\t" if path.suffix.lower() == ".tsv" else next((d for d in _DELIMITERS if d in header), ",")
+
+
 def _item_column(path: Path, names: list[str], asked: str | None) -> str:
     if asked is not None and asked not in names:
         raise UserError(f"{path} has no column '{asked}'.{did_you_mean(asked, names)} Columns: {', '.join(names)}")
@@ -73,9 +80,6 @@ def _item_column(path: Path, names: list[str], asked: str | None) -> str:
 
 
 def _read_delimited(path: Path) -> pa.Table:
-    with path.open(encoding="utf-8-sig", errors="replace") as file:
-        header = file.readline()
-    delimiter = "\t" if path.suffix.lower() == ".tsv" else next((d for d in _DELIMITERS if d in header), ",")
-    table = pl.read_csv(path, separator=delimiter, infer_schema=False).to_arrow()
+    table = pl.read_csv(path, separator=delimiter_of(path), infer_schema=False).to_arrow()
     names = [name.strip().strip("\ufeff") for name in table.schema.names]
     return table.rename_columns(names)

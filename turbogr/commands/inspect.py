@@ -162,7 +162,14 @@ def _named(items: list[int | str], info: ItemInfo | None) -> list[str]:
 
 
 def _top_items(summary: Summary, info: ItemInfo | None) -> list[str]:
-    named = _named([item for item, _ in summary.top_items], info)
+    items = [item for item, _ in summary.top_items]
+    named = _named(items, info)
+    if info is not None:
+        described = info.descriptions_of(items)
+        named = [
+            f"{name} ({_shown(text, _LONGEST_TITLE)})" if text else name
+            for name, text in zip(named, described, strict=True)
+        ]
     return [f"  {text}: {events:,} events" for text, (_, events) in zip(named, summary.top_items, strict=True)]
 
 

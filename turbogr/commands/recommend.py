@@ -8,17 +8,20 @@ import json
 import sys
 from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
+from numpy.typing import NDArray
 from tqdm import tqdm
 
 from turbogr.commands._device_option import add_device_option
 from turbogr.commands._plugins_option import add_plugins_option
-from turbogr.commands._request_files import read_items, read_table
+from turbogr.commands._request_files import delimiter_of, read_items, read_table
 from turbogr.data.event_table import NamedColumns, find_column
 from turbogr.errors import UserError, did_you_mean
 from turbogr.files import atomic_file, check_writable
@@ -67,6 +70,9 @@ def add_parser(subparsers: Any) -> None:
     parser.add_argument("--exclude-items", metavar="FILE", type=Path, help="never recommend these items")
     for role in ("user", "item", "time"):
         parser.add_argument(f"--{role}-column", metavar="NAME", help=f"the {role} column of these files")
+    parser.add_argument(
+        "--item-columns", metavar="A,B", default="", help="also write these columns of the table of --item-info"
+    )
     parser.add_argument("--skip-unknown", action="store_true", help="leave out users that the store does not have")
     seen = parser.add_mutually_exclusive_group()
     seen.add_argument(
@@ -96,6 +102,11 @@ def run(args: argparse.Namespace) -> int:
             f"{did_you_mean(args.out.suffix, FORMATS)}"
         )
     check_writable(args.out, "--out")
+    for name in ("users", "histories", "include_items", "exclude_items"):
+        path = getattr(args, name)
+        if path is not None and path.exists() and args.out.exists() and path.samefile(args.out):
+            option = f"--{name.replace('_', '-')}"
+            raise UserError(f"--out {args.out} would replace the file that {option} reads; write to another")
     for name in ("k", "batch_size"):
         value = getattr(args, name)
         if value is not None and value < 1:
@@ -135,7 +146,8 @@ def run(args: argparse.Namespace) -> int:
         text_ids = (text_users, recommender.store.item_ids.is_text)
         example: list[str] = []
         lists = _with_example(lists, recommender.item_info, example)
-        num_rows, num_empty = write_recommendations(args.out, lists, *text_ids, recommender.item_info)
+        about = partial(recommender.item_columns, names=[name for name in args.item_columns.split(",") if name])
+        num_rows, num_empty = write_recommendations(args.out, lists, *text_ids, about)
     print("".join(f"{line}\n" for line in example), end="")
     print(f"{num_rows:,} recommendations written to {args.out}", file=sys.stderr)
     if num_empty:
@@ -206,7 +218,7 @@ def _parquet_ids(path: Path, column: str | None) -> list[Any]:
 
 def _delimited_ids(path: Path, column: str | None) -> list[Any]:
     with path.open(encoding="utf-8-sig", newline="") as file:
-        rows = csv.reader(file, delimiter="\t" if path.suffix == ".tsv" else ",")
+        rows = csv.reader(file, delimiter=delimiter_of(path))
         names = next(rows, [])
         if not names:
             return []
@@ -230,11 +242,11 @@ def write_recommendations(
     lists: Generator[Recommendations, None, None],
     text_users: bool,
     text_items: bool,
-    info: ItemInfo | None = None,
+    about: Callable[[NDArray[Any]], dict[str, pa.Array]] = lambda items: {},
 ) -> tuple[int, int]:
     """Write lists to a .parquet, .csv or .jsonl file as they come; return the number of rows and of users without any.
 
-    With titles in `info` there is a column of them. The file is replaced when it is complete; until then, and after a
+    `about` returns columns about raw items by name. The file is replaced when it is complete; until then, and after a
     failure, an older file of that name stays.
     """
     schema = pa.schema(
@@ -245,13 +257,13 @@ def write_recommendations(
             "score": pa.float32(),
         }
     )
-    has_titles = info is not None and info.has_titles
-    schema = schema.append(pa.field("title", pa.string())) if has_titles else schema
+    for name, column in about(np.zeros(0, object if text_items else np.int64)).items():
+        schema = schema.append(pa.field(name, column.type))
     num_rows = num_empty = 0
     with closing(lists), atomic_file(path) as aside, _WRITERS[path.suffix](aside, schema) as write:
         for some in lists:
             columns: list[Any] = [some.user_ids, some.item_ids, some.positions, some.scores]
-            columns += [info.titles_of(some.item_ids)] if info is not None and has_titles else []
+            columns += about(some.item_ids).values()
             arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
             write(pa.record_batch(arrays, schema=schema))
             num_rows += len(some.positions)
@@ -296,7 +308,7 @@ def _jsonl(path: Path, schema: pa.Schema) -> Iterator[Write]:
             scores = batch.column("score").to_numpy().astype(str).tolist()  # the shortest exact digits
             rows = batch.to_pylist()
             lines = [
-                json.dumps({**row, "score": float(score)}, ensure_ascii=False)
+                json.dumps({**row, "score": float(score)}, ensure_ascii=False, default=str)
                 for row, score in zip(rows, scores, strict=True)
             ]
             file.write("".join(f"{line}\n" for line in lines))

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from turbogr.config.values import read_value
 from turbogr.errors import UserError
 
 Overrides = Sequence[str] | Mapping[str, Any]
@@ -14,19 +15,27 @@ Overrides = Sequence[str] | Mapping[str, Any]
 
 
 def override_texts(overrides: Overrides) -> list[str]:
-    """Return overrides as `section.key=value` texts, whose values are YAML.
+    """Return overrides as `section.key=value` texts, whose values are YAML; `model=ease` becomes `model.name=ease`.
 
     Raises:
         UserError: neither a mapping nor a sequence of texts, or a value that no setting can have.
     """
     if isinstance(overrides, Mapping):
-        return [f"{key}={_text(key, value)}" for key, value in _settings("", overrides)]
+        return [_in_full(f"{key}={_text(key, value)}") for key, value in _settings("", overrides)]
     if isinstance(overrides, str) or not all(isinstance(override, str) for override in overrides):
         raise UserError(
             f"overrides is {overrides!r}; give a dict such as {{'train.epochs': 3}}, or a list such as "
             "['train.epochs=3']"
         )
-    return list(overrides)
+    return [_in_full(override) for override in overrides]
+
+
+def _in_full(override: str) -> str:
+    """Write out the short form that recipes have, too: `model: ease` names the model."""
+    key, _, value = override.partition("=")
+    if key.strip() == "model" and isinstance(read_value(value, override), str):
+        return f"model.name={value}"
+    return override
 
 
 def _settings(prefix: str, node: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

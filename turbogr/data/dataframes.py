@@ -35,7 +35,7 @@ def is_table(value: Any) -> bool:
     """Whether a value is a table of pandas, polars or pyarrow, not a single column."""
     if kind_of(value) == "arrow":
         return isinstance(value, pa.Table | pa.RecordBatch)
-    return kind_of(value) is not None and hasattr(value, "columns")
+    return kind_of(value) is not None and hasattr(type(value), "columns")  # asking a lazy frame itself takes long
 
 
 def default_kind() -> Kind:

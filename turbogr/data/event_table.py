@@ -6,7 +6,7 @@ Columns are found as `prepare` finds them: named by the caller, called as in the
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from turbogr.data.histories import (
     Time,
     TypicalTimes,
     Unknown,
+    read_histories,
     report_unknown,
     request_times,
     sorted_histories,
@@ -88,11 +89,12 @@ def read_event_table(
     store: Store,
     unknown: Unknown,
     named: NamedColumns,
-    typical: TypicalTimes,
+    typical: Callable[[], TypicalTimes],
 ) -> tuple[pa.Array, Histories]:
     """Return the users of a table of events, in the order in which they first appear, and their histories.
 
-    Without a time column the order of the records counts, and times are the `typical` ones.
+    Without a time column the order of the records counts, and times are the `typical` ones. Items may also be lists,
+    a record per user.
 
     Raises:
         UserError: a column is missing, a time cannot be read, an unknown item, or a request before the last event.
@@ -100,6 +102,9 @@ def read_event_table(
     what = "the table of events"
     time = find_column("time", column_names(table), store, named, what)
     users = column_of("user", table, store, named, what)
+    lists = _lists_of_items(table, time, store, named, what)
+    if lists is not None:
+        return users, read_histories(lists, at, store, unknown, typical)
     items = column_of("item", table, store, named, what)
     encoded = users.dictionary_encode()  # codes follow the order of first appearance
     codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
@@ -109,10 +114,31 @@ def read_event_table(
     order = np.lexsort((ticks, codes))  # stable: the order of the records decides between equal times
     positions = store.manifest.times == "positions"
     by_order = positions or time is None
-    times = _spaced(lengths, requests, typical, positions) if by_order else ticks[order] // per_second
+    times = _spaced(lengths, requests, typical(), positions) if by_order else ticks[order] // per_second
     rows = store.item_ids.encode(items)
     report_unknown(items, rows, unknown)
     return encoded.dictionary, sorted_histories(rows[order], times, lengths, requests, positions)
+
+
+def _lists_of_items(
+    table: Any, time: str | None, store: Store, named: NamedColumns, what: str
+) -> list[list[Any]] | None:
+    """Return the histories of a table that has one per record; None where it has events."""
+    column = find_column("item", column_names(table), store, named, what)
+    items = None if column is None else as_arrow(table, [column]).column(0)
+    if items is None or not pa.types.is_nested(items.type):
+        return None
+    histories = [items or [] for items in items.to_pylist()]
+    if time is None:
+        return histories
+    moments = as_arrow(table, [time]).column(0)
+    times = [each or [] for each in moments.to_pylist()] if pa.types.is_nested(moments.type) else []
+    if [len(each) for each in times] != [len(each) for each in histories]:
+        raise UserError(
+            f"{what}: column {column!r} has a list of items per record, so {time!r} needs a list of as many times; or "
+            "give a record per event, or --time-column none"
+        )
+    return [list(zip(*pair, strict=True)) for pair in zip(histories, times, strict=True)]
 
 
 def _spaced(lengths: Int64Array, requests: Sequence[int] | None, typical: TypicalTimes, positions: bool) -> Int64Array:

@@ -21,10 +21,11 @@ import pyarrow.parquet as pq
 
 from turbogr.data.store import ITEM_INFO, Store
 from turbogr.data.vocabulary import Int64Array, Vocabulary
-from turbogr.errors import UserError
+from turbogr.errors import UserError, did_you_mean
 from turbogr.files import atomic_file
 
 _METADATA = b"turbogr"
+_DESCRIBING_COLUMNS = 2
 _REMEDY = "add it again with `turbogr item-info STORE FILE`"
 
 
@@ -100,6 +101,37 @@ class ItemInfo:
         found: list[Any] = self._column(column).take(pa.array(np.asarray(rows, np.int64))).to_pylist()
         return found
 
+    def descriptions_of(self, raw_ids: Any) -> list[str]:
+        """Return what is said of items beside their titles: the first text columns, such as a genre and a brand."""
+        rows = self._item_ids.encode(raw_ids)
+        columns = [self.column_of(name, rows).to_pylist() for name in self._describing]
+        return [", ".join(text for text in map(_title, values) if text) for values in zip(*columns, strict=True)] or (
+            [""] * len(rows)
+        )
+
+    def column_of(self, name: str, rows: Int64Array) -> pa.Array:
+        """Return a column for item rows, null for row -1; lists are joined to text.
+
+        Raises:
+            UserError: there is no such column.
+        """
+        if name not in self.columns:
+            raise UserError(
+                f"{self.path} has no column {name!r} about the items.{did_you_mean(name, self.columns)} Columns: "
+                f"{', '.join(self.columns)}"
+            )
+        column = self._column(name)
+        if pa.types.is_nested(column.type):
+            texts = [", ".join(map(str, value)) if isinstance(value, list) else value for value in column.to_pylist()]
+            column = pa.array([None if text is None else str(text) for text in texts], pa.string())
+        return column.take(pa.array(rows, mask=rows < 0))
+
+    @functools.cached_property
+    def _describing(self) -> list[str]:
+        schema = pq.read_schema(self.path)
+        others = [field for field in schema if field.name != self.title_column]
+        return [field.name for field in others if _is_text(field.type)][:_DESCRIBING_COLUMNS]
+
     def table(self) -> pa.Table:
         """Return all columns, a row per item in the order of the store's rows, with the raw id first."""
         ids = self._item_ids.ids
@@ -112,6 +144,11 @@ class ItemInfo:
         column = pq.read_table(self.path, columns=[name]).column(0).combine_chunks()
         assert len(column) == len(self._item_ids), "one row per item"
         return column
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    kind = kind.value_type if pa.types.is_dictionary(kind) or pa.types.is_list(kind) else kind
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
 def _title(value: Any) -> str | None:

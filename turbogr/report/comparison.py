@@ -91,22 +91,30 @@ class Comparison:
 
     @functools.cached_property
     def baselines(self) -> dict[str, str]:
-        """Baselines that were measured on the data of the first run, each with a run that has it."""
-        runs = [run for run in self.scores if self.is_same_data(run)]
-        return {name: run for run in reversed(runs) for name in self.scores[run].baselines}
+        """Baselines of the runs that can be compared, each with a run that has it."""
+        return {name: run for run in reversed(self.comparable) for name in self.scores[run].baselines}
 
     def is_same_data(self, name: str) -> bool:
         """Whether a run was trained on the data of the first."""
         hashes = [self.runs[run].part("data").get("content_hash") for run in (self.first, name)]
         return hashes[0] is not None and hashes[0] == hashes[1]
 
+    @functools.cached_property
+    def comparable(self) -> list[str]:
+        """The runs that were measured as the first measured one was: on the same data and part, by the same rule."""
+        names = [name for name in self.scores if self.is_same_data(name)] or list(self.scores)[:1]
+        return [name for name in names if self._measured_as(name) == self._measured_as(names[0])]
+
+    def _measured_as(self, name: str) -> tuple[str, str]:
+        return self.scores[name].part, _rule(self.runs[name])
+
     def difference(self, name: str, metric: str, system: str | None = None) -> tuple[float, float]:
         """Return a metric of what a run delivers, or of another of its systems, minus that of the first run.
 
-        It is taken user by user and comes with its margin; NaN unless both were measured on the same users.
+        It is taken user by user and comes with its margin; NaN unless both were measured alike on the same users.
         """
-        ours, theirs = (self.scores[run].by_user if run in self.scores else None for run in (name, self.first))
-        if ours is None or theirs is None or not self.is_same_data(name) or ours.part != theirs.part:
+        ours, theirs = (self.scores[run].by_user if run in self.comparable else None for run in (name, self.first))
+        if ours is None or theirs is None or ours.part != theirs.part:
             return math.nan, math.nan
         if not np.array_equal(ours.users, theirs.users):
             return math.nan, math.nan
@@ -147,12 +155,15 @@ def summary(page: Comparison) -> Section:
         best = _best(page, metric)
         context["note"] = _not_beaten(page, metric, best)
         value = wording.metric_value(metric, page.scores[best].main_values[metric.name])
-        context["title"] = f"{best} is best of {len(page.runs)} runs by {metric.title}: {value}"
+        several = f"is best of {len(page.comparable)} runs by {metric.title}: {value}"
+        context["title"] = f"{best} {several if len(page.comparable) > 1 else f'has {metric.title} {value}'}"
     return Section("result", "Result", "comparison_result.html", context)
 
 
 def _best(page: Comparison, metric: MetricInfo) -> str:
+    """The best of the runs that can be compared; of all runs where none of these has the metric."""
     names = [name for name in page.scores if metric.name in page.scores[name].main_values]
+    names = [name for name in names if name in page.comparable] or names
     best = metric.best([page.scores[name].main_values[metric.name] for name in names])
     assert best is not None, "the metric is one of those that were measured"
     return names[best]
@@ -244,7 +255,7 @@ def _cells(page: Comparison, name: str, metrics: list[MetricInfo], differences: 
     scores = page.scores.get(name)
     cells = []
     for metric in metrics:
-        best = page.scores[_best(page, metric)].main_values[metric.name]
+        best = page.scores[_best(page, metric)].main_values[metric.name] if name in page.comparable else math.nan
         cells.append(_NOT_MEASURED if scores is None else _cell(scores, scores.main, metric, best))
     return [*cells, _difference_cell(page, name, metrics[0])] if differences else cells
 
@@ -263,7 +274,9 @@ def _difference_cell(page: Comparison, name: str, metric: MetricInfo, system: st
         return {"text": "reference", "margin": "", "class": "plain"}
     value, amount = page.difference(name, metric.name, system)
     if not math.isfinite(amount):
-        return _NOT_MEASURED if page.is_same_data(name) else {"text": "other data", "margin": "", "class": "plain"}
+        if name in page.comparable or name not in page.scores:
+            return _NOT_MEASURED
+        return {"text": "other protocol" if page.is_same_data(name) else "other data", "margin": "", "class": "plain"}
     outcome = verdict(value, amount, higher_is_better=metric.higher_is_better)
     return {"text": signed(value), "margin": plus_minus(amount), "class": outcome}
 
@@ -285,7 +298,7 @@ def groups(page: Comparison) -> Section | None:
     same = {
         name: scores.by_user
         for name, scores in page.scores.items()
-        if scores.by_user is not None and page.is_same_data(name) and np.array_equal(scores.by_user.users, first.users)
+        if scores.by_user is not None and name in page.comparable and np.array_equal(scores.by_user.users, first.users)
     }
     tables = []
     for title, named in split_groups(first).items():

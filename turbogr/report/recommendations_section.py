@@ -21,7 +21,8 @@ def recommendations(run: RunData) -> Section | None:
     if run.samples is None and (run.path / "evaluation.json").exists():
         return None  # `turbogr evaluate` writes samples.json beside it for a task that recommends
     titles = _titles(run)
-    users = [_sample(user, _has_dates(run.samples or []), titles) for user in run.samples or []]
+    described = _descriptions(run)
+    users = [_sample(user, _has_dates(run.samples or []), titles, described) for user in run.samples or []]
     hits = sum(1 for user in users if user["hit"])
     context = {"first": users[:_NUM_OPEN_SAMPLES], "more": users[_NUM_OPEN_SAMPLES:], "hits": hits, "shown": len(users)}
     return Section("recommendations", "Recommendations", "recommendations.html", context)
@@ -44,12 +45,22 @@ def _titles(run: RunData) -> dict[str, str]:
     return titles
 
 
+def _descriptions(run: RunData) -> dict[str, str]:
+    """Return what the store says of targets and recommended items beside their titles, by the text of the raw id."""
+    found = [user.get("target") for user in run.samples or []]
+    found += [entry.get("item") for user in run.samples or [] for entry in _objects(user.get("recommendations"))]
+    items = list(dict.fromkeys(map(str, found)))
+    if run.item_info is None or not items:
+        return {}
+    return dict(zip(items, run.item_info.descriptions_of(pa.array(items, pa.string())), strict=True))
+
+
 def _has_dates(users: list[Record]) -> bool:
     moments = [wording.number(user.get("target_time")) for user in users]
     return bool(moments) and all(moment >= _EARLIEST_DATE for moment in moments)
 
 
-def _sample(user: Record, dated: bool, titles: dict[str, str]) -> Record:
+def _sample(user: Record, dated: bool, titles: dict[str, str], described: dict[str, str]) -> Record:
     target, when = user.get("target"), wording.number(user.get("target_time"))
     position = wording.number(user.get("target_rank"))
     listed = _objects(user.get("recommendations"))
@@ -70,6 +81,7 @@ def _sample(user: Record, dated: bool, titles: dict[str, str]) -> Record:
         "earlier": len(history) - len(shown),
         "target": target,
         "target_title": titles.get(str(target), ""),
+        "target_about": described.get(str(target), ""),
         "moment": wording.moment(when) if dated else "",
         "position": wording.count(position),
         "repeated": "target_rank" in user and user["target_rank"] is None,  # so it is not a candidate
@@ -78,6 +90,7 @@ def _sample(user: Record, dated: bool, titles: dict[str, str]) -> Record:
             {
                 "item": entry.get("item"),
                 "title": titles.get(str(entry.get("item")), ""),
+                "about": described.get(str(entry.get("item")), ""),
                 "score": f"{wording.number(entry.get('score')):.3g}",
                 "hit": entry.get("item") == target,
             }

@@ -66,10 +66,9 @@ class TuningRecord:
         """Raise UserError if the folder holds a search of something else."""
         for key, value in about.items():
             if self.about.get(key) != value:
-                raise UserError(
-                    f"{folder} holds a search with another {key} ({self.about.get(key)}, not {value}); choose another "
-                    "--out, or remove it"
-                )
+                shown = f" ({_listed(self.about.get(key))}, not {_listed(value)})" if key == "settings" else ""
+                another = "other settings" if key == "settings" else f"another {key}" if key != "data" else "other data"
+                raise UserError(f"{folder} holds a search with {another}{shown}; choose another --out, or remove it")
 
     def table(self, *, higher_is_better: bool) -> Table:
         """Return the trials that were measured, the best first, and the simple methods among them."""
@@ -91,6 +90,10 @@ class TuningRecord:
 
 def _value(value: float, error: float | None) -> str:
     return f"{value:.4f}" if error is None else f"{value:.4f} ± {error:.4f}"
+
+
+def _listed(settings: Any) -> str:
+    return ", ".join(map(str, settings or ())) or "none"
 
 
 def _damaged(folder: Path) -> UserError:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import re
-import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from turbogr.data.prepare.source import NO_COLUMN, Columns, ReadOptions, RecordFilter
-from turbogr.errors import Note, UserError, did_you_mean, excerpt
+from turbogr.errors import Note, UserError, did_you_mean, excerpt, warn_caller
 
 _ALIKE = 0.8
 _SHORTEST_LIKE = 3
@@ -72,11 +71,10 @@ def choose_columns(
     if len({columns.user, columns.item, columns.time}) < 3:
         raise UserError(f"{where}: user, item and time must be three different columns")
     if options.user_column is None and _plain(user) in _SESSIONS.split():
-        warnings.warn(
+        warn_caller(
             f"{where}: no column names a user, so {excerpt(user)} takes its place: histories do not go beyond one of "
             "these. If there is a column of users, name it with --user-column",
             Note,
-            stacklevel=2,
         )
     return columns
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 import io
 import os
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +21,7 @@ from turbogr.data.item_info import ItemInfo, write_item_info
 from turbogr.data.prepare.columns import guess_item_column, plain_name, refuse_doubled
 from turbogr.data.prepare.sources.memory_table import as_arrow, column_names
 from turbogr.data.store import Store
-from turbogr.errors import Note, UserError, did_you_mean, excerpt
+from turbogr.errors import Note, UserError, did_you_mean, excerpt, warn_caller
 
 FORMATS = (".csv", ".tsv", ".txt", ".dat", ".item", ".parquet")
 _MOVIELENS = ("item_id", "title", "genres")
@@ -168,7 +167,7 @@ def _decode(data: bytes, path: Path) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError:
-        warnings.warn(f"{path} is not UTF-8; it is read as Latin-1 (Windows-1252)", Note, stacklevel=2)
+        warn_caller(f"{path} is not UTF-8; it is read as Latin-1 (Windows-1252)", Note)
         return data.decode("cp1252", "replace")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from turbogr.data.prepare.time_column import read_unit
 from turbogr.data.split import Split, parse_rule
 from turbogr.data.store import ITEM_INFO, Store
 from turbogr.data.store_writer import StoreWriter
-from turbogr.errors import Note, UserError
+from turbogr.errors import Note, UserError, warn_caller
 from turbogr.plugins import load_plugins
 
 TIES = ("file", "random")
@@ -137,16 +136,16 @@ def prepare(
         store = builder.build()
     _add_item_info(store, items, known, had_item_info)
     for sentence in builder.warnings:
-        warnings.warn(sentence, DataWarning, stacklevel=2)
+        warn_caller(sentence, DataWarning)
     in_file_order = data_warnings.ties_in_file_order(store)
     if in_file_order is not None:
-        warnings.warn(in_file_order, Note, stacklevel=2)
+        warn_caller(in_file_order, Note)
     few = Split.of(store).few_users()
     if few is not None:
-        warnings.warn(few, Note, stacklevel=2)
+        warn_caller(few, Note)
     leak = data_warnings.training_on_the_future(store)
     if leak is not None:  # the source's usual split is expected to leak
-        warnings.warn(leak, Note if split is None else DataWarning, stacklevel=2)
+        warn_caller(leak, Note if split is None else DataWarning)
     return store
 
 
@@ -188,11 +187,10 @@ def _add_item_info(store: Store, items: ItemTable | None, known: Store | None, h
         except UserError as error:
             raise UserError(f"{error}. The store is complete without it; `turbogr item-info` adds it later") from error
     elif (known is None or carry_item_info(known, store) is None) and had_some:
-        warnings.warn(
+        warn_caller(
             f"the store that {store.path} replaces had titles or other columns about its items; give them again with "
             "--item-info or `turbogr item-info`",
             Note,
-            stacklevel=3,
         )
 
 
