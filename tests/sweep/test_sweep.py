@@ -6,6 +6,7 @@ import dataclasses
 import fcntl
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.forked_training import fork_training, forked_training
 from tests.stores import draw_histories, write_store
 from turbogr.cli import main
 from turbogr.errors import UserError
@@ -21,6 +23,9 @@ from turbogr.evaluation.metric_info import MetricInfo
 from turbogr.evaluation.metrics import describe_metric, describe_metrics
 from turbogr.sweep import Comparison, cells_of, compare, parse_axis, parse_variant, runner
 from turbogr.sweep.results import RunResult
+
+__all__ = ["forked_training"]
+pytestmark = pytest.mark.usefixtures("forked_training")
 
 HR = describe_metric("hr@10")
 RECIPE = """
@@ -48,6 +53,23 @@ def data(tmp_path_factory):
     path = tmp_path_factory.mktemp("sweep") / "store"
     write_store(path, draw_histories(0, 60, 20, shortest=4), 20)
     return path
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, data):
+    """Finished sweeps that tests copy: `seeds` with --grid train.seed=0,1 and `alone` without a grid."""
+    folder = tmp_path_factory.mktemp("trained")
+    (folder / "tiny.yaml").write_text(RECIPE)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        fork_training(monkeypatch)
+        assert sweep(folder / "tiny.yaml", data, folder / "seeds", "--grid", "train.seed=0,1", "--jobs", "2") == 0
+        assert sweep(folder / "tiny.yaml", data, folder / "alone") == 0
+    return folder
+
+
+def copied(trained, run, out):
+    """Give a sweep's folder a finished run of `trained`."""
+    shutil.copytree(trained / run, out / Path(run).relative_to(Path(run).parts[0]))
 
 
 def test_the_last_axis_changes_fastest_and_names_are_short():
@@ -289,11 +311,10 @@ def is_held(run):
     return False
 
 
-def test_runs_of_other_data_or_settings_are_not_taken_for_those_of_the_sweep(recipe, data, tmp_path, capsys):
+def test_runs_of_other_data_or_settings_are_not_taken_for_those_of_the_sweep(recipe, data, trained, tmp_path, capsys):
     out, other = tmp_path / "sweep", tmp_path / "store"
     write_store(other, draw_histories(1, 60, 20, shortest=4), 20)
-    assert sweep(recipe, data, out, "--grid", "train.seed=0") == 0
-    shown = capsys.readouterr()
+    copied(trained, "seeds/tiny/seed=0", out)
     for store, more, words in (
         (other, [], f"trained on {data}"),
         (data, ["--set", "model.dim=16"], "model.dim=8, not 16"),
@@ -307,9 +328,9 @@ def test_runs_of_other_data_or_settings_are_not_taken_for_those_of_the_sweep(rec
         assert "no run of this sweep" in shown.err and "HR@10" not in shown.out
 
 
-def test_metrics_by_another_rule_are_measured_again(recipe, data, tmp_path, capsys):
+def test_metrics_by_another_rule_are_measured_again(recipe, data, trained, tmp_path, capsys):
     out = tmp_path / "sweep"
-    assert sweep(recipe, data, out, "--grid", "train.seed=0") == 0
+    copied(trained, "seeds/tiny/seed=0", out)
     path = out / "tiny" / "seed=0" / "summary.json"
     today = json.loads(path.read_text())
     del today["state"]["repeated"]
@@ -321,9 +342,9 @@ def test_metrics_by_another_rule_are_measured_again(recipe, data, tmp_path, caps
     assert json.loads(path.read_text())["metrics"] == today["metrics"]
 
 
-def test_runs_of_another_recipe_of_the_same_name_are_left_out(recipe, data, tmp_path, capsys):
+def test_runs_of_another_recipe_of_the_same_name_are_left_out(recipe, data, trained, tmp_path, capsys):
     out = tmp_path / "sweep"
-    assert sweep(recipe, data, out, "--grid", "train.seed=0") == 0
+    copied(trained, "seeds/tiny/seed=0", out)
     recipe.write_text(RECIPE.replace("name: sasrec, dim: 8", "name: hstu, dim: 16"))
     capsys.readouterr()
     assert sweep(recipe, data, out, "--grid", "train.seed=0", "--compare-only") == 2
@@ -440,9 +461,9 @@ def runs_per_epoch(run):
     return record["steps"] / record["epochs"]
 
 
-def test_a_damaged_summary_is_made_again(recipe, data, tmp_path, capsys):
+def test_a_damaged_summary_is_made_again(recipe, data, trained, tmp_path, capsys):
     out = tmp_path / "sweep"
-    assert sweep(recipe, data, out, "--grid", "train.seed=0,1", "--jobs", "2") == 0
+    copied(trained, "seeds/tiny", out)
     summary = out / "tiny" / "seed=0" / "summary.json"
     whole = json.loads(summary.read_text())
     for damaged in (summary.read_text()[:100], "{}", "[]"):
@@ -609,8 +630,8 @@ def test_baselines_measured_at_other_cut_offs_are_the_same():
     assert [row[-1] for row in Comparison(HR, runs).table().rows[3:]] == ["0.1000", "0.2000"]
 
 
-def test_a_metric_that_should_be_low_chooses_its_lowest_value(recipe, data, tmp_path):
-    assert sweep(recipe, data, tmp_path / "sweep") == 0
+def test_a_metric_that_should_be_low_chooses_its_lowest_value(recipe, trained, tmp_path):
+    copied(trained, "alone/tiny", tmp_path / "sweep")
     run = tmp_path / "sweep" / "tiny"
     (run / "summary.json").unlink()  # as of a run that is not finished
     loss = MetricInfo("ndcg@10", "Log loss", higher_is_better=False)  # by a name that this release's config knows
@@ -631,8 +652,8 @@ def test_a_metric_that_should_be_low_chooses_its_lowest_value(recipe, data, tmp_
     assert "Log loss by epoch on the validation items" in comparison.plot()
 
 
-def test_a_run_evaluated_by_other_metrics_before_is_compared_by_the_common_ones(recipe, data, tmp_path):
-    assert sweep(recipe, data, tmp_path / "sweep") == 0
+def test_a_run_evaluated_by_other_metrics_before_is_compared_by_the_common_ones(recipe, trained, tmp_path):
+    copied(trained, "alone/tiny", tmp_path / "sweep")
     run = tmp_path / "sweep" / "tiny"
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     first = next(line for line in lines if line["kind"] == "eval")
@@ -643,9 +664,10 @@ def test_a_run_evaluated_by_other_metrics_before_is_compared_by_the_common_ones(
     assert "hr@10" in comparison.runs[0].curve and "hr@50" not in comparison.runs[0].curve
 
 
-def test_no_mean_mixes_the_test_item_with_the_validation_item(recipe, data, tmp_path, capsys):
+def test_no_mean_mixes_the_test_item_with_the_validation_item(recipe, data, trained, tmp_path, capsys):
     out = tmp_path / "sweep"
-    assert sweep(recipe, data, out, "--grid", "train.seed=0,1,2", "--jobs", "2") == 0
+    copied(trained, "seeds/tiny", out)
+    assert sweep(recipe, data, out, "--grid", "train.seed=0,1,2") == 0
     protocol = [line for line in capsys.readouterr().out.splitlines() if line.startswith("protocol:")]
     assert len(protocol) == 1 and "the test item is ranked against all 20 items" in protocol[0]
     assert protocol[0].endswith("; the epoch is chosen on the validation item")
@@ -693,8 +715,8 @@ def test_a_published_recipe_can_choose_its_epoch_on_a_validation_item(tmp_path, 
     assert run["metrics"] == summary["metrics"] and (run["part"], run["chosen_on"]) == ("test", "valid")
 
 
-def test_evaluations_on_another_part_before_a_resumption_do_not_count(recipe, data, tmp_path):
-    assert sweep(recipe, data, tmp_path / "sweep") == 0
+def test_evaluations_on_another_part_before_a_resumption_do_not_count(recipe, trained, tmp_path):
+    copied(trained, "alone/tiny", tmp_path / "sweep")
     run = tmp_path / "sweep" / "tiny"
     (run / "summary.json").unlink()
     metrics = run / "metrics.jsonl"

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import turbogr
+from tests.forked_training import forked_training
 from tests.training.conftest import write_store
 from turbogr import cli
 from turbogr.config import load_config
@@ -21,6 +22,9 @@ from turbogr.data.store import Store
 from turbogr.errors import UserError
 from turbogr.tuning import tuner
 from turbogr.tuning.tuning_record import TuningRecord
+
+__all__ = ["forked_training"]
+pytestmark = pytest.mark.usefixtures("forked_training")
 
 TINY = [
     *(
@@ -69,7 +73,7 @@ def test_a_search_ends_with_a_recipe_a_table_and_a_run(store, tmp_path, few_tria
     # Once more: everything is there already.
     monkeypatch.setattr(tuner._Search, "_start", lambda *_: pytest.fail("nothing is left to try"))
     assert turbogr.tune(store.path, minutes=5, out=out, overrides=TINY).value == result.value
-    with pytest.raises(UserError, match=r"holds a search with another settings"):
+    with pytest.raises(UserError, match=r"holds a search with other settings \(.*, not .*\); choose another"):
         turbogr.tune(store.path, minutes=5, out=out)
 
 
