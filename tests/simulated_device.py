@@ -3,6 +3,10 @@
 It goes by the name of "meta", the one device besides the CPU that every build of PyTorch can run autograd on.
 Operations on both memories at once raise, but for copies between them and for single numbers of the host. `MEMORY`
 counts the bytes that are on it; `SimulatedCopies` is its stream for copies, `SimulatedStream` that of a worker thread.
+
+A real device works on while the host goes on. `ASKED` lists what would have made the host wait for it: reading a
+number, copies to the host, copies from memory that is not pinned, results whose size depends on values. `COLLECTIVES`
+lists what was sent between devices, in the order in which it was issued, with the thread that issued it.
 """
 
 from __future__ import annotations
@@ -28,6 +32,11 @@ from turbogr.training.pipeline import workers
 DEVICE = torch.device("meta")
 _FUSED = "_get_fused_kernels_supported_devices"
 _COPIES = ("aten::_to_copy", "aten::copy_")
+_SIZES_FROM_VALUES = frozenset(
+    {"nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "bincount", "equal", "is_nonzero"}
+)
+ASKED: list[str] = []
+COLLECTIVES: list[tuple[str, str]] = []
 
 
 class _Memory:
@@ -80,6 +89,7 @@ class OnDevice(Tensor):
         return f"OnDevice({self.inner})"
 
     def tolist(self) -> Any:
+        ASKED.append(f"tolist: {_where()}")
         return self.inner.tolist()
 
     @classmethod
@@ -101,6 +111,7 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         assert not strangers, f"{name} mixes memories: {[tuple(tensor.shape) for tensor in tensors]}"
     if name == "aten::copy_":
         there = isinstance(args[0], OnDevice)
+    _note(name, there, tensors, args, kwargs, target=device)
     wrappers = {id(tensor.inner): tensor for tensor in tensors if isinstance(tensor, OnDevice)}
     args, kwargs = tree_map(lambda value: value.inner if isinstance(value, OnDevice) else value, (args, kwargs))
 
@@ -111,6 +122,41 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
     result = func(*args, **kwargs)
     return tree_map(wrap, result)
+
+
+def _note(name: str, there: bool, tensors: Sequence[Tensor], args: Any, kwargs: dict[str, Any], target: Any) -> None:
+    """Note what waits for the device, and what is sent between devices."""
+    sources = [isinstance(tensor, OnDevice) for tensor in tensors]
+    if not any(sources) and not there:
+        return
+    if name.startswith("c10d::"):
+        COLLECTIVES.append((threading.current_thread().name, name.removeprefix("c10d::")))
+        return
+    short, asked = name.removeprefix("aten::"), ""
+    if short in ("_to_copy", "copy_"):
+        copied, at_once = tensors[-1], kwargs.get("non_blocking") or (short == "copy_" and args[2:] == (True,))
+        crosses = there != sources[-1] and (short == "copy_" or target is not None)
+        if crosses and not there:
+            asked = "copy to the host"
+        elif crosses and not at_once and copied.dim():
+            asked = "copy from pageable memory"
+    elif short == "repeat_interleave":
+        asked = "" if kwargs.get("output_size") else short
+    elif short == "_local_scalar_dense" or short in _SIZES_FROM_VALUES:
+        asked = short
+    elif short in ("index", "index_put_", "index_put", "_index_put_impl_"):
+        by_mask = any(isinstance(index, Tensor) and index.dtype == torch.bool for index in args[1])
+        asked = f"{short} by a mask" if by_mask else ""
+    if asked:
+        ASKED.append(f"{asked}: {_where()}")
+
+
+def _where() -> str:
+    """Return the innermost line of the package that is being run."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and "/turbogr/" not in frame.f_code.co_filename:
+        frame = frame.f_back
+    return f"{frame.f_code.co_name} ({frame.f_code.co_filename.rpartition('/turbogr/')[2]})"
 
 
 class SimulatedDevice(TorchDispatchMode):

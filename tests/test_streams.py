@@ -60,7 +60,7 @@ def test_streams_wait_for_what_is_handed_over_in_both_directions(monkeypatch: py
         def wait_event(self, event: str) -> None:
             log.append(f"{self.name} waits for {event}")
 
-    device: Any = SimpleNamespace(type="fast")
+    device: Any = SimpleNamespace(type="fast", index=None)
 
     class Held(torch.Tensor):
         @property

@@ -8,11 +8,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+
+from turbogr.accelerators import make_current
+
+_WITHOUT_STREAMS = ("cpu", "mps", "meta")
+
+
+def has_streams(device: torch.device) -> bool:
+    """Whether work on a device can be ordered by streams; Apple's has one queue, which orders all work by itself."""
+    return device.type not in _WITHOUT_STREAMS
 
 
 class WorkStream:
@@ -20,20 +29,30 @@ class WorkStream:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self._stream = None if device.type == "cpu" else torch.Stream(device)
+        self._stream = torch.Stream(device) if has_streams(device) else None
 
     @contextmanager
     def active(self) -> Iterator[None]:
         """Issue the device work of this thread on this stream inside the block."""
-        if self._stream is None:
+        with on_stream(self.device, self._stream):
             yield
-        else:
-            with self._stream:
-                yield
 
     def record(self) -> Any:
         """Return an event after the work issued so far; None where that work is done already."""
         return None if self._stream is None else self._stream.record_event()
+
+
+def current_stream(device: torch.device) -> Any:
+    """Return the stream on which the calling thread issues its work; None where there are no streams."""
+    return torch.accelerator.current_stream(device) if has_streams(device) else None
+
+
+@contextmanager
+def on_stream(device: torch.device, stream: Any) -> Iterator[None]:
+    """Issue the device work of this thread on a stream inside the block; None leaves it where it is."""
+    make_current(device)
+    with nullcontext() if stream is None else stream:
+        yield
 
 
 class CopyStream:
@@ -66,7 +85,8 @@ class CopyStream:
 
 def record_here(device: torch.device) -> Any:
     """Return an event after the device work that the calling thread has issued; None where that is done already."""
-    return None if device.type == "cpu" else torch.accelerator.current_stream(device).record_event()
+    stream = current_stream(device)
+    return None if stream is None else stream.record_event()
 
 
 def wait_for_event(event: Any, value: Any, device: torch.device) -> None:
@@ -104,3 +124,16 @@ def upload(value: _Movable, device: torch.device) -> _Movable:
     movable: Any = value.pin_memory() if torch.accelerator.is_available() else value  # type: ignore[attr-defined]
     moved: _Movable = movable.to(device, non_blocking=True)
     return moved
+
+
+def host_ints(values: Tensor) -> list[int]:
+    """Return the elements of an integer tensor, of its copy in host memory where `keep_on_host` has named one."""
+    kept: Tensor | None = getattr(values, "kept_on_host", None)
+    found: list[int] = (values if kept is None else kept).tolist()
+    return found
+
+
+def keep_on_host(values: Tensor, on_host: Tensor) -> None:
+    """Let `host_ints` of a tensor on an accelerator read its copy in host memory, without waiting for the device."""
+    if values is not on_host:
+        values.kept_on_host = on_host  # type: ignore[attr-defined]

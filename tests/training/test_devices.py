@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from tests.simulated_device import DEVICE, OnDevice, SimulatedDevice, simulate
+from tests.simulated_device import ASKED, DEVICE, OnDevice, SimulatedDevice, simulate
+from tests.training.test_pipeline import MODES, sparse, train_epochs, trainer_of, weights, with_pipeline
 from turbogr import ops
-from turbogr.config import Config, ModelConfig
+from turbogr.config import Config, LossConfig, ModelConfig
 from turbogr.data.store import Store
 from turbogr.evaluation import scorer
 from turbogr.evaluation.scorer import ModelScorer
 from turbogr.models.golden import Golden, write_golden
 from turbogr.recommend import Recommender
 from turbogr.runs import load_model, open_run
-from turbogr.training.run import train
+from turbogr.training.run import resolve_against, train
+from turbogr.training.trainer import Trainer
 
 
 @pytest.fixture(autouse=True)
@@ -68,3 +72,24 @@ def test_a_golden_file_is_compared_on_the_device(tmp_path: Path) -> None:
     golden = Golden.read(tmp_path / "golden.npz")
     with SimulatedDevice():
         assert max(row.error for row in golden.compare(device=DEVICE)) < 1e-5
+
+
+@pytest.mark.parametrize("mode", ["serial", "sync", "semi_async", "exact_overlap"])
+@pytest.mark.parametrize("loss", [{}, {"expansion": 2, "sampler": "popularity"}], ids=["plain", "groups"])
+def test_a_step_asks_the_device_once(
+    mode: str, loss: dict[str, Any], config: Config, store: Store, tmp_path: Path
+) -> None:
+    data = dataclasses.replace(config.data, batch_size=12)
+    config = dataclasses.replace(sparse(config), loss=LossConfig(num_negatives=4, **loss), data=data)
+    config = with_pipeline(config, **MODES[mode])
+    wanted = trainer_of(config, store, tmp_path / "cpu")
+    train_epochs(wanted, 1)
+    with SimulatedDevice():
+        trainer = Trainer(resolve_against(config, store), store, tmp_path / "device", device=DEVICE, peak_flops=None)
+        ASKED.clear()
+        trained = train_epochs(trainer, 1)
+        asked = list(ASKED)
+    repeated = {what: times for what, times in Counter(asked).items() if times > 1}
+    assert repeated == {"copy to the host: agree (training/step.py)": len(trained)}, "the loss and the norms, together"
+    for ours, theirs in zip(weights(trainer), weights(wanted), strict=True):
+        torch.testing.assert_close(ours.cpu(), theirs, rtol=1e-4, atol=1e-5)

@@ -44,8 +44,9 @@ class Batch:
         step_lengths: lengths of all sequences of the step, on the CPU, where this batch is only one rank's part of it.
         step_targets: the targets of all of them, in the order of the whole step.
         step_num_trained: the number of targets that count on all ranks together, where this batch is one rank's part.
-        negatives: what was drawn for this batch ahead of its step, None when nothing was.
+        negatives: what was drawn for this batch ahead of its step, in host memory; None when nothing was.
         features: [T] rows of a feature's table by the feature's name; row 0 means that the value is not given.
+        on_host: where this batch is on an accelerator, the same one in host memory.
     """
 
     users: Tensor
@@ -60,6 +61,12 @@ class Batch:
     step_num_trained: int | None = None
     negatives: Tensor | None = None
     features: Mapping[str, Tensor] = field(default_factory=dict)
+    on_host: Batch | None = None
+
+    @property
+    def at_hand(self) -> Batch:
+        """This batch in host memory, for what is computed from ids alone."""
+        return self if self.on_host is None else self.on_host
 
     @property
     def lengths_of_step(self) -> Tensor:
@@ -96,6 +103,7 @@ class Batch:
             step_targets=None if self.targets is None else self.targets_of_step,
             step_num_trained=self.num_trained_of_step,
             trained=None,
+            on_host=None if self.on_host is None else self.on_host.at_trained(),
         )
 
     @property
@@ -132,6 +140,7 @@ class Batch:
             step_num_trained=self.step_num_trained,
             negatives=None if self.negatives is None else change(self.negatives),
             features={name: change(rows) for name, rows in self.features.items()},
+            on_host=self.on_host,
         )
 
 

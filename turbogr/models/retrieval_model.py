@@ -89,7 +89,9 @@ class RetrievalModel(nn.Module):
 
         `features` has the vectors [T, width] of every feature by name. Nothing is dropped unless a `seed` is given.
         """
-        tokens = self._see(Tokens(batch.items.offsets, batch.times, batch.next_times, batch.events, seed))
+        if batch.on_host is not None:
+            self._see(_tokens(batch.on_host, seed))
+        tokens = self._see(_tokens(batch, seed))
         x_td = embed(
             rows,
             index,
@@ -125,6 +127,8 @@ class RetrievalModel(nn.Module):
         visible = self.mask.ranges(tokens)
         if visible is None:
             return tokens
+        if tokens.offsets.device.type != "cpu":  # `encode` has asked the batch in host memory
+            return tokens._replace(visible=visible)
         late = visible.last - tokens.positions() - 1
         if late.numel() and int(late.max()) > 0:
             position = int(tokens.positions()[late.argmax()])
@@ -138,3 +142,7 @@ class RetrievalModel(nn.Module):
     def num_parameters(self) -> int:
         """Number of dense parameters."""
         return sum(parameter.numel() for parameter in self.parameters())
+
+
+def _tokens(batch: Batch, seed: int | None) -> Tokens:
+    return Tokens(batch.items.offsets, batch.times, batch.next_times, batch.events, seed)

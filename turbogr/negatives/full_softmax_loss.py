@@ -58,6 +58,8 @@ class FullSoftmaxLoss(Loss):
 
 def _select(rows: Tensor, index: Tensor) -> Tensor:
     """Return rows[index], without a copy if these rows follow each other."""
+    if index.device.type != "cpu":  # looking at the index would wait for the device
+        return rows.index_select(0, index)
     first, end = int(index[0]), int(index[0]) + index.numel()
     if not torch.equal(index, torch.arange(first, end, dtype=index.dtype, device=index.device)):
         return rows.index_select(0, index)

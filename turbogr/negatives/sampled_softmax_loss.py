@@ -27,6 +27,7 @@ from turbogr.negatives.sharing import (
 )
 from turbogr.ops import sampled_softmax
 from turbogr.plugins import register
+from turbogr.streams import upload
 
 
 @register("loss", "sampled-softmax")
@@ -43,6 +44,7 @@ class SampledSoftmaxLoss(Loss):
         shared = config.expansion if config.sharing == "group" else 1
         self.num_drawn = config.num_negatives * shared
         self.log_q = log_probabilities(self.sampler, self.num_drawn)
+        self._log_q_there: Tensor | None = None
 
     @property
     def num_scored(self) -> int:
@@ -75,10 +77,12 @@ class SampledSoftmaxLoss(Loss):
         """
         assert negatives is not None
         config = self.config
-        offsets, keys = batch.items.offsets.to(rows.device), batch.events.to(rows.device)
-        groups = self._groups(offsets)
+        near = batch if batch.items.offsets.device == rows.device else batch.at_hand
+        offsets, keys = near.items.offsets, near.events
+        groups = self._groups(batch.at_hand.items.offsets)
+        groups = None if groups is None else upload(groups, rows.device)
         counted: Tensor | SharedNegatives = negatives
-        log_q = None if self.log_q is None else self.log_q.to(ids.device).index_select(0, ids)
+        log_q = self._log_q_of(ids)
         if config.expansion > 1 and groups is None:
             seed, more = sharing_seed(self.context.seed, step), (config.expansion - 1) * config.num_negatives
             if config.sharing == "logits":
@@ -107,6 +111,14 @@ class SampledSoftmaxLoss(Loss):
             groups=groups,
             precision=config.precision,
         )
+
+    def _log_q_of(self, ids: Tensor) -> Tensor | None:
+        """Return `log_q` of items; the whole vector is copied to their device once."""
+        if self.log_q is None:
+            return None
+        if self._log_q_there is None or self._log_q_there.device != ids.device:
+            self._log_q_there = self.log_q.to(ids.device)
+        return self._log_q_there.index_select(0, ids)
 
     def _groups(self, offsets: Tensor) -> Tensor | None:
         if self.config.sharing != "group" or self.config.expansion == 1:

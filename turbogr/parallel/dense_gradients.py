@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from turbogr.parallel.collective_issuer import issue
 from turbogr.parallel.world import World, communicating, new_group
 
 _SMALLEST_BUCKET, _BUCKET_PER_RANK = 4 << 20, 256 << 10
@@ -91,7 +92,8 @@ class FlatGradients:
 
     def _start_next(self) -> None:
         with communicating("dense"):
-            self._works.append(dist.all_reduce(self._buckets[len(self._works)], group=self._ranks(), async_op=True))
+            bucket, ranks = self._buckets[len(self._works)], self._ranks()
+            self._works.append(issue(bucket.device, lambda: dist.all_reduce(bucket, group=ranks, async_op=True)))
 
     def start(self) -> None:
         """Start the sums that the backward has not started."""

@@ -13,6 +13,8 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor
 
+from turbogr.parallel.collective_issuer import issue
+
 _PIECE_BYTES = 4 << 20
 
 
@@ -35,7 +37,10 @@ def start_exchange(received: Tensor, sent: Tensor, num_received: list[int], num_
     all ranks call it in the same order.
     """
     if sent.device.type != "cpu":
-        return dist.all_to_all_single(received, sent, num_received, num_sent, group=ranks, async_op=True)
+        return issue(
+            sent.device,
+            lambda: dist.all_to_all_single(received, sent, num_received, num_sent, group=ranks, async_op=True),
+        )
     rank, size = dist.get_rank(ranks), dist.get_world_size(ranks)
     incoming, outgoing = received.split(num_received), sent.split(num_sent)
     incoming[rank].copy_(outgoing[rank])

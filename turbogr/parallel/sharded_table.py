@@ -21,10 +21,12 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from turbogr.ops import prefer_huge_pages, unique_rows
 from turbogr.parallel import row_encoding
+from turbogr.parallel.collective_issuer import issue
 from turbogr.parallel.mesh import Mesh
 from turbogr.parallel.row_exchange import start_exchange
 from turbogr.parallel.row_sharding import RowSharding
 from turbogr.parallel.world import communicating
+from turbogr.streams import upload
 from turbogr.tables.table import IdRange, RowGradients, RowRequest, UsedRows, draw_rows
 
 
@@ -92,8 +94,8 @@ class ShardedTable:
         return self.weight.shape[1]
 
     def owned(self) -> Tensor:
-        """Return the rows whose slots 0, 1, ... this rank holds."""
-        return self.sharding.rows_of(self.mesh.member, self.weight.device)
+        """Return the rows whose slots 0, 1, ... this rank holds, in host memory."""
+        return self.sharding.rows_of(self.mesh.member, torch.device("cpu"))
 
     def draw(self, first: int, num_rows: int, seed: int) -> None:
         """Draw rows; a row's value does not depend on the mesh."""
@@ -103,12 +105,13 @@ class ShardedTable:
         slots, rows = self._slots_of(first, num_rows)
         values = torch.empty(slots.numel(), self.dim)
         draw_rows(values, rows, seed)
-        self.weight[slots] = values.to(self.weight.device)
+        self.weight[slots.to(self.weight.device)] = values.to(self.weight.device)
 
     def assign(self, first: int, values: Tensor) -> None:
         """Set the rows from `first` on to `values` [n, dim]."""
         slots, rows = self._slots_of(first, values.shape[0])
-        self.weight[slots] = values.to(self.weight.device)[rows]
+        device = self.weight.device
+        self.weight[slots.to(device)] = values.to(device)[rows.to(device)]
 
     def _slots_of(self, first: int, num_rows: int) -> tuple[Tensor, Tensor]:
         """Return this rank's slots of rows first, first + 1, ..., and which of them they are, counted from 0."""
@@ -140,7 +143,7 @@ class ShardedTable:
         slots = pending.slots
         if pending.work is not None:
             slots = self._exchange(slots, num_requested, num_owned)
-        return RowRequest(pending.ids, pending.index, slots, num_requested, num_owned)
+        return RowRequest(pending.ids, pending.index, slots, num_requested, num_owned).to(self.weight.device)
 
     def send_rows(self, request: RowRequest, weight: Tensor | None = None) -> PendingRows:
         """Look up the rows that others ask for, as they are now or in `weight`, and start to send them."""
@@ -167,42 +170,50 @@ class ShardedTable:
 
     def sum_gradients(self, pending: PendingGradients) -> RowGradients:
         """Sum the gradients of every row used over the members, then over the groups."""
-        grad, request = self._finish(pending), pending.request
+        grad, request, device = self._finish(pending), pending.request, self.weight.device
         groups = self.mesh.groups
         if self.mesh.members == groups == 1:
             return RowGradients(request.slots, grad)
-        slots, index = unique_rows(request.slots, self.weight.shape[0])
+        owned = request.at_hand.slots
+        slots, index = unique_rows(owned, self.weight.shape[0])
         if groups == 1:
-            return RowGradients(slots, sum_blocks(grad, index, request.num_owned, slots.numel()))
+            total = sum_blocks(grad, upload(index, device), request.num_owned, slots.numel())
+            return RowGradients(upload(slots, device), total)
         # A slot is summed over the groups by replica slot % M, so every replica has as much to do.
         part, order = (slots % groups).sort(stable=True)
-        total = sum_blocks(grad, _reordered(index, order), request.num_owned, slots.numel())
+        total = sum_blocks(grad, upload(_reordered(index, order), device), request.num_owned, slots.numel())
         counts = part.bincount(minlength=groups)
         return self._sum_over_groups(slots[order], total, counts)
 
     def _sum_over_groups(self, slots: Tensor, grad: Tensor, counts: Tensor) -> RowGradients:
-        """Sum (slot, gradient) pairs, sorted by slot % M with `counts` [M] each, over the groups."""
-        ranks, groups = self.mesh.replica_ranks, self.mesh.groups
+        """Sum (slot, gradient) pairs, sorted by slot % M with `counts` [M] each, over the groups.
+
+        Slots and counts are in host memory, gradients on the device.
+        """
+        ranks, groups, device = self.mesh.replica_ranks, self.mesh.groups, grad.device
         coming = _all_to_all(counts, None, None, ranks)
         going_counts, coming_counts = torch.stack([counts, coming]).tolist()
         slots = _all_to_all(slots, going_counts, coming_counts, ranks)
         message = _all_to_all(row_encoding.encode(grad, self.precision), going_counts, coming_counts, ranks)
         part, index = unique_rows(slots, self.weight.shape[0])
         total = row_encoding.encode(
-            sum_blocks(row_encoding.decode(message, self.precision), index, coming_counts, part.numel()), self.precision
+            sum_blocks(
+                row_encoding.decode(message, self.precision), upload(index, device), coming_counts, part.numel()
+            ),
+            self.precision,
         )
         sizes = _gather_equal(part.new_tensor([part.numel()]), groups, ranks).flatten().tolist()
         room = max(sizes)
         parts = _gather_equal(_padded(part, room), groups, ranks)
         totals = _gather_equal(_padded(total, room), groups, ranks)
-        kept = [(parts[group, :size], totals[group, :size]) for group, size in enumerate(sizes)]
         return RowGradients(
-            torch.cat([slots for slots, _ in kept]),
-            row_encoding.decode(torch.cat([grad for _, grad in kept]), self.precision),
+            upload(torch.cat([parts[group, :size] for group, size in enumerate(sizes)]), device),
+            row_encoding.decode(torch.cat([totals[group, :size] for group, size in enumerate(sizes)]), self.precision),
         )
 
     def used_rows(self, request: RowRequest, inputs: Tensor | None = None) -> UsedRows:
         """Return the rows of the shard that any rank's request has; `inputs` [R] bool marks inputs of the batch."""
+        request = request.at_hand
         if inputs is not None and self.mesh.members > 1:
             inputs = self._exchange(inputs.to(torch.uint8), request.num_requested, request.num_owned)
         slots, uses = self._distinct_uses(request.slots, inputs)
@@ -231,11 +242,13 @@ class ShardedTable:
 
     def subset(self, request: RowRequest, requested: Tensor, owned: Tensor) -> RowRequest:
         """Return the request for those rows alone that `requested` [R] and, at their owners, `owned` [Q] mark."""
-        counts = [
+        num_requested, num_owned = (
             [int(block.sum()) for block in marks.split(sizes)]
             for marks, sizes in ((requested, request.num_requested), (owned, request.num_owned))
-        ]
-        return RowRequest(request.ids[requested], request.index, request.slots[owned], *counts)
+        )
+        request = request.at_hand
+        part = RowRequest(request.ids[requested], request.index, request.slots[owned], num_requested, num_owned)
+        return part.to(self.weight.device)
 
     def over(self, mesh: Mesh) -> ShardedTable:
         """Return this very table, communicating over another channel of its mesh."""
@@ -293,11 +306,12 @@ class ShardedTable:
         bounds = self._row_order_bounds(num_rows)
         slots, rows = self._slots_of(first, num_rows)
         rows, by_row = rows.sort()
-        cuts = torch.searchsorted(rows, torch.tensor(bounds, device=rows.device))
+        cuts = torch.searchsorted(rows, torch.tensor(bounds))
         begin, end = bounds[self.mesh.member], bounds[self.mesh.member + 1]
         owners = self.sharding.owners(torch.arange(first + begin, first + end, device=rows.device))
         coming = owners.bincount(minlength=self.mesh.members)
-        return _RowOrderPlan(slots[by_row], cuts.diff().tolist(), owners.sort(stable=True).indices, coming.tolist())
+        device, by_owner = self.weight.device, owners.sort(stable=True).indices
+        return _RowOrderPlan(slots[by_row].to(device), cuts.diff().tolist(), by_owner.to(device), coming.tolist())
 
     def _exchange(self, send: Tensor, going: list[int] | None, coming: list[int] | None) -> Tensor:
         return _all_to_all(send, going, coming, self.mesh.member_ranks)
@@ -361,7 +375,8 @@ def _gather_equal(values: Tensor, size: int, ranks: Any) -> Tensor:
     """Return the values [n, ...] of every rank of a process group, [size, n, ...]."""
     everyone = values.new_empty(size, *values.shape)
     with communicating("sparse"):
-        dist.all_gather(list(everyone.unbind()), values.contiguous(), group=ranks)
+        sent = values.contiguous()
+        issue(values.device, lambda: dist.all_gather(list(everyone.unbind()), sent, group=ranks))
     return everyone
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from turbogr.ops import prefer_huge_pages, random_integers, unique_rows
+from turbogr.streams import upload
 
 _ROWS_AT_ONCE = 4096
 _STD = 0.02
@@ -31,6 +32,9 @@ class RowRequest:
     `ids` [R] are the rows, sorted by the rank that owns them; `index` [n] int32 gives the place in `ids` of every id
     asked for. `slots` [Q] are the rows of this process's `weight` that ranks ask for, sorted by who asks. This process
     asks each owner for `num_requested` rows and is asked for `num_owned` by each; alone it asks itself.
+
+    All ids come from the host and are worked on there. Where the rows are on an accelerator, these tensors are copies
+    there, and `on_host` is the request in host memory.
     """
 
     ids: Tensor
@@ -38,6 +42,20 @@ class RowRequest:
     slots: Tensor
     num_requested: list[int]
     num_owned: list[int]
+    on_host: RowRequest | None = None
+
+    @property
+    def at_hand(self) -> RowRequest:
+        """This request in host memory, for what is computed from ids alone."""
+        return self if self.on_host is None else self.on_host
+
+    def to(self, device: torch.device) -> RowRequest:
+        """Return the request on the device of the rows, which keeps this one, in host memory."""
+        if device.type == "cpu":
+            return self
+        ids, index = upload(self.ids, device), upload(self.index, device)
+        slots = ids if self.slots is self.ids else upload(self.slots, device)
+        return RowRequest(ids, index, slots, self.num_requested, self.num_owned, self)
 
 
 class RowGradients(NamedTuple):
@@ -173,7 +191,7 @@ class LocalTable:
         return RowRequest(distinct, index, distinct, count, count)
 
     def receive_ids(self, pending: RowRequest) -> RowRequest:
-        return pending
+        return pending.to(self.weight.device)
 
     def send_rows(self, request: RowRequest, weight: Tensor | None = None) -> Tensor:
         return (self.weight if weight is None else weight).index_select(0, request.slots)
@@ -188,6 +206,7 @@ class LocalTable:
         return pending
 
     def used_rows(self, request: RowRequest, inputs: Tensor | None = None) -> UsedRows:
+        request = request.at_hand
         uses = torch.ones(request.slots.shape, dtype=torch.uint8, device=request.slots.device)
         return UsedRows(request.slots, uses if inputs is None else uses + inputs.to(torch.uint8))
 
@@ -195,20 +214,21 @@ class LocalTable:
         return flags
 
     def subset(self, request: RowRequest, requested: Tensor, owned: Tensor) -> RowRequest:
+        request = request.at_hand
         chosen = request.ids[requested]
         count = [chosen.numel()]
-        return RowRequest(chosen, request.index, chosen, count, count)
+        return RowRequest(chosen, request.index, chosen, count, count).to(self.weight.device)
 
 
 class RowFlags:
-    """A byte for every row of a table, 0 except for the rows of one batch.
+    """A byte for every row of a table, 0 except for the rows of one batch; in host memory, as ids are.
 
     Setting and reading cost time for the rows of a batch, never for the whole table.
     """
 
     def __init__(self, weight: Tensor) -> None:
-        self._flags = torch.zeros(weight.shape[0], dtype=torch.uint8, device=weight.device)
-        self._slots = torch.empty(0, dtype=torch.int64, device=weight.device)
+        self._flags = torch.zeros(weight.shape[0], dtype=torch.uint8)
+        self._slots = torch.empty(0, dtype=torch.int64)
 
     def set(self, slots: Tensor, flags: Tensor) -> None:
         """Flag the distinct rows `slots` [n] with `flags` [n], and no others."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from turbogr.ops import look_up_rows, unique_rows
+from turbogr.streams import upload
 from turbogr.tables.table import RowRequest, Table
 
 
@@ -165,9 +166,9 @@ def fetch_rows(table: Table, ids: Sequence[Tensor]) -> WorkingSet:
 def on_device(rows: Tensor, index: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return rows and an index [n] into them on a device; from another device only the rows used are copied."""
     if rows.device == device:
-        return rows, index.to(device)
+        return rows, upload(index, device) if index.device != device else index
     used, places = unique_rows(index.to(rows.device).contiguous(), rows.shape[0])
-    return rows.index_select(0, used).to(device), places.to(device)
+    return rows.index_select(0, used).to(device, non_blocking=True), upload(places, device)
 
 
 def gradient_of(rows: Tensor) -> Tensor:

@@ -26,7 +26,7 @@ from turbogr.parallel.dense_gradients import FlatGradients
 from turbogr.parallel.mesh import Mesh
 from turbogr.parallel.sharded_table import ShardedTable
 from turbogr.random import derive_seed
-from turbogr.streams import upload
+from turbogr.streams import keep_on_host, upload
 from turbogr.tables.embedding_tables import EmbeddingTables, MakeTable
 from turbogr.tables.table import LocalTable, RowGradients
 from turbogr.tables.working_set import BatchIds, WorkingSets
@@ -98,17 +98,22 @@ class Stepper:
         return self.to_device(self.task.prepare(batch, step))
 
     def to_device(self, batch: Batch) -> Batch:
-        """Return the batch on the device, and its negatives where the tables are."""
-        if self.device.type != "cpu":  # what the host asks of a batch while it trains, without asking the device
-            batch = dataclasses.replace(
-                batch, step_lengths=batch.lengths_of_step, step_num_trained=batch.num_trained_of_step
-            )
-        negatives = None if batch.negatives is None else upload(batch.negatives, self.table_device)
-        return dataclasses.replace(upload(dataclasses.replace(batch, negatives=None), self.device), negatives=negatives)
+        """Return the batch on the device, which also keeps it in host memory, with what only the host asks of it."""
+        if self.device.type == "cpu":
+            return batch
+        moved = upload(dataclasses.replace(batch, negatives=None, step_targets=None), self.device)
+        keep_on_host(moved.items.offsets, batch.items.offsets)
+        return dataclasses.replace(
+            moved,
+            negatives=batch.negatives,
+            step_lengths=batch.lengths_of_step,
+            step_num_trained=batch.num_trained_of_step,
+            on_host=batch,
+        )
 
     def ids(self, batch: Batch) -> BatchIds:
-        """Return every id that the loss of a prepared batch needs, on the tables' device."""
-        return self.task.ids(batch.to(self.table_device))
+        """Return every id that the loss of a prepared batch needs, in host memory."""
+        return self.task.ids(batch.at_hand)
 
     def fetch(self, batch: Batch) -> WorkingSets:
         """Fetch every row that the loss of a prepared batch needs."""

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from turbogr.ops.jagged_attention.masks import KeyRanges
 from turbogr.ops.registry import REFERENCE
+from turbogr.streams import host_ints
 
 BACKEND = REFERENCE
 
@@ -31,11 +32,15 @@ def bucket_boundaries(num_buckets: int) -> Tensor:
     return torch.tensor([min(math.ceil(edge), limit) for edge in edges], dtype=torch.int64)
 
 
+@lru_cache
+def _boundaries_on(device: torch.device, num_buckets: int) -> Tensor:
+    return bucket_boundaries(num_buckets).to(device)
+
+
 def time_buckets(query_times: Tensor, key_times: Tensor, num_buckets: int) -> Tensor:
     """Bucket of every pair: floor(ln(max(1, |difference|)) / 0.301), at most `num_buckets`; [queries, keys] int64."""
     distance = (query_times[:, None] - key_times[None, :]).abs()
-    boundaries = bucket_boundaries(num_buckets).to(distance.device)
-    return torch.bucketize(distance, boundaries, right=True)
+    return torch.bucketize(distance, _boundaries_on(distance.device, num_buckets), right=True)
 
 
 def relative_bias(
@@ -100,7 +105,7 @@ def hstu_attention(
     rows = []
     if alpha != 1.0:
         q = alpha * q
-    for start, stop in pairwise(offsets.tolist()):
+    for start, stop in pairwise(host_ints(offsets)):
         row = slice(start, stop)
         q_hnd, k_hnd, v_hne = (x[row].transpose(0, 1) for x in (q, k, v))
         scores = q_hnd @ k_hnd.transpose(1, 2)
@@ -127,7 +132,7 @@ def fuxi_attention(
     """See `turbogr.ops.jagged_attention.fuxi.fuxi_attention`; `time_weight` is the decay (a, β, γ) if `functional`."""
     weigh = decay_weights if functional else bucket_weights
     rows = []
-    for start, stop in pairwise(offsets.tolist()):
+    for start, stop in pairwise(host_ints(offsets)):
         row = slice(start, stop)
         v_hne = v[row].transpose(0, 1)
         weights = [
@@ -148,7 +153,7 @@ def softmax_attention(
 ) -> Tensor:
     """See `turbogr.ops.jagged_attention.softmax.softmax_attention`."""
     rows = []
-    for start, stop in pairwise(offsets.tolist()):
+    for start, stop in pairwise(host_ints(offsets)):
         row = slice(start, stop)
         q_hnd, k_hnd, v_hne = (x[row].transpose(0, 1) for x in (q, k, v))
         if visible is None:

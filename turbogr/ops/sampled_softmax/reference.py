@@ -58,7 +58,7 @@ def sampled_softmax(
     if normalize:
         queries, rows = unit(queries), unit(rows)
     if groups is not None:
-        negatives = negatives.repeat_interleave(groups.diff(), 0)
+        negatives = negatives.repeat_interleave(groups.diff(), 0, output_size=queries.shape[0])
     own = (queries * F.embedding(positives, rows)).sum(1) / temperature
     others = torch.einsum("td,tnd->tn", queries, F.embedding(negatives, narrowed(rows, precision))) / temperature
     if log_q is not None:

@@ -24,13 +24,13 @@ from turbogr.training.pipeline.executor import Executor
 from turbogr.training.pipeline.pipelined import Pipelined
 from turbogr.training.pipeline.semi_async import SemiAsync
 from turbogr.training.pipeline.serial import Serial
-from turbogr.training.pipeline.workers import MakeWorker, Threaded
+from turbogr.training.pipeline.workers import MakeWorker, make_worker
 from turbogr.training.step import Stepper
 from turbogr.training.timeline import Timeline
 
 
 def make_executor(
-    stepper: Stepper, config: PipelineConfig, timeline: Timeline, make_worker: MakeWorker = Threaded
+    stepper: Stepper, config: PipelineConfig, timeline: Timeline, make_worker: MakeWorker = make_worker
 ) -> Executor:
     """Build the executor that a config names; all ranks call it together."""
     depth = config.depth_on(stepper.mesh.world.size)

@@ -21,7 +21,7 @@ from turbogr.tables.working_set import WorkingSets, gradient_of
 from turbogr.training.pipeline.executor import PendingBatch, ReducedGradients
 from turbogr.training.pipeline.pipelined import ReadsAhead
 from turbogr.training.pipeline.row_parts import UNSHARED, RowParts, shared_kinds, split_request, used_rows
-from turbogr.training.pipeline.workers import Job, MakeWorker, Threaded
+from turbogr.training.pipeline.workers import Job, MakeWorker, make_worker
 from turbogr.training.step import Stepper
 from turbogr.training.timeline import Timeline
 
@@ -34,7 +34,7 @@ class ExactOverlap(ReadsAhead):
 
     ahead = 1
 
-    def __init__(self, stepper: Stepper, timeline: Timeline, depth: int, make_worker: MakeWorker = Threaded) -> None:
+    def __init__(self, stepper: Stepper, timeline: Timeline, depth: int, make_worker: MakeWorker = make_worker) -> None:
         super().__init__(stepper, timeline, depth, make_worker)
         self._previous: PendingBatch | None = None
         self._uses_before, self._kinds = ([RowFlags(weight) for weight in stepper.tables.weights] for _ in range(2))

@@ -15,7 +15,7 @@ from turbogr.tables.embedding_tables import EmbeddingTables
 from turbogr.tables.working_set import WorkingSets
 from turbogr.training.pipeline.executor import PendingBatch, ReducedGradients, num_batches_left
 from turbogr.training.pipeline.serial import Serial
-from turbogr.training.pipeline.workers import Job, MakeWorker, Threaded
+from turbogr.training.pipeline.workers import Job, MakeWorker, make_worker
 from turbogr.training.step import Stepper
 from turbogr.training.timeline import Timeline
 
@@ -30,7 +30,7 @@ class Pipelined(Serial):
     ahead = 0
     """How many batches ahead of the step rows are read."""
 
-    def __init__(self, stepper: Stepper, timeline: Timeline, depth: int, make_worker: MakeWorker = Threaded) -> None:
+    def __init__(self, stepper: Stepper, timeline: Timeline, depth: int, make_worker: MakeWorker = make_worker) -> None:
         super().__init__(stepper, timeline, make_worker)
         self.depth = depth
         self._channels: list[Mesh] = []
@@ -119,7 +119,7 @@ class ReadsAhead(Pipelined):
     that the worker does not.
     """
 
-    def __init__(self, stepper: Stepper, timeline: Timeline, depth: int, make_worker: MakeWorker = Threaded) -> None:
+    def __init__(self, stepper: Stepper, timeline: Timeline, depth: int, make_worker: MakeWorker = make_worker) -> None:
         super().__init__(stepper, timeline, depth, make_worker)
         self._reads: dict[int, Job] = {}
         self._updates: deque[Job] = deque()

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from turbogr.streams import upload
 from turbogr.tables.embedding_tables import EmbeddingTables
 from turbogr.tables.table import RowFlags, RowGradients, RowRequest, Table, UsedRows
 from turbogr.tables.working_set import BatchRequest
@@ -49,8 +50,9 @@ def used_rows(tables: EmbeddingTables, request: BatchRequest) -> list[UsedRows]:
     """Return the rows of this process that any rank's part of a batch uses, by group."""
     found = []
     for group, rows, num_inputs in zip(tables.groups, request.requests, request.num_inputs, strict=True):
-        inputs = torch.zeros(rows.ids.shape, dtype=torch.bool, device=rows.ids.device)
-        inputs[rows.index[:num_inputs]] = True
+        named = rows.at_hand
+        inputs = torch.zeros(named.ids.shape, dtype=torch.bool)
+        inputs[named.index[:num_inputs]] = True
         found.append(group.table.used_rows(rows, inputs))
     return found
 
@@ -71,11 +73,14 @@ def split_request(tables: EmbeddingTables, request: BatchRequest, kinds: Sequenc
 
 
 def _split(table: Table, request: RowRequest, kinds: RowFlags) -> RowParts:
-    owned = kinds.of(request.slots)
+    owned = kinds.of(request.at_hand.slots)
     requested = table.flags_for_requesters(request, owned)
     return RowParts(
         *(
-            RowPart((requested == kind).nonzero().flatten(), table.subset(request, requested == kind, owned == kind))
+            RowPart(
+                upload((requested == kind).nonzero().flatten(), table.weight.device),
+                table.subset(request, requested == kind, owned == kind),
+            )
             for kind in (FOR_INPUTS, FOR_LOSS, EARLY_FOR_LOSS, UNSHARED)
         )
     )

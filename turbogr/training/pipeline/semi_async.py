@@ -14,7 +14,7 @@ from turbogr.tables.table import RowFlags, RowGradients
 from turbogr.tables.working_set import WorkingSets
 from turbogr.training.pipeline.executor import PendingBatch, ReducedGradients
 from turbogr.training.pipeline.pipelined import ReadsAhead
-from turbogr.training.pipeline.workers import MakeWorker, Threaded
+from turbogr.training.pipeline.workers import MakeWorker, make_worker
 from turbogr.training.step import Stepper
 from turbogr.training.timeline import Timeline
 
@@ -39,7 +39,7 @@ class SemiAsync(ReadsAhead):
         timeline: Timeline,
         depth: int,
         staleness: int,
-        make_worker: MakeWorker = Threaded,
+        make_worker: MakeWorker = make_worker,
     ) -> None:
         self.ahead = staleness
         super().__init__(stepper, timeline, depth, make_worker)

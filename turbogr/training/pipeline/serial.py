@@ -12,7 +12,7 @@ from torch import Tensor
 from turbogr.data.loader import Loader
 from turbogr.tables.working_set import WorkingSets
 from turbogr.training.pipeline.executor import PendingBatch, ReducedGradients, num_batches_left
-from turbogr.training.pipeline.workers import Job, MakeWorker, Threaded, Worker
+from turbogr.training.pipeline.workers import Job, MakeWorker, Worker, make_worker
 from turbogr.training.step import Measured, Stepper
 from turbogr.training.timeline import Timeline
 
@@ -22,7 +22,7 @@ _LOADED_AHEAD = 2
 class Serial:
     """See `Executor`."""
 
-    def __init__(self, stepper: Stepper, timeline: Timeline, make_worker: MakeWorker = Threaded) -> None:
+    def __init__(self, stepper: Stepper, timeline: Timeline, make_worker: MakeWorker = make_worker) -> None:
         self.stepper, self.timeline = stepper, timeline
         self.idle = self.exposed = 0.0
         self.updated: list[Tensor] = []

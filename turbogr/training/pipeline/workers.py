@@ -116,6 +116,28 @@ class Inline:
     def wait_a_little(self) -> None: ...
 
 
+class Streamed(Inline):
+    """A worker with a stream of its own, and without a thread: for stages that exchange vectors of an accelerator.
+
+    The device works on while the host does other things, so a thread would win nothing. Without one, every rank starts
+    its collectives in the order of the main thread.
+    """
+
+    def __init__(self, name: str, device: torch.device, timeline: Timeline) -> None:
+        super().__init__(name, device, timeline)
+        self._stream = WorkStream(device)
+
+    def post(self, work: Callable[..., Any], step: int, *arguments: Any) -> Job:
+        job = Job(self.device)
+        event = record_here(self.device)
+        with self._stream.active():
+            wait_for_event(event, arguments, self.device)
+            given = [_value(argument) for argument in arguments]
+            with stage(self.name, step), self.timeline.span(self.name, self.name, step):
+                job.set(work(*given), self._stream.record())
+        return job
+
+
 class _Post(NamedTuple):
     job: Job
     work: Callable[..., Any]
@@ -190,3 +212,12 @@ def _with_stage(error: BaseException, name: str, step: int) -> BaseException:
     named = type(error)(f"{error} (in {where})")
     named.stage = name
     return named
+
+
+def make_worker(name: str, device: torch.device, timeline: Timeline) -> Worker:
+    """Make a worker as the device wants it: what communicates on an accelerator has no thread of its own."""
+    return (
+        Streamed(name, device, timeline)
+        if name == "embed" and device.type != "cpu"
+        else Threaded(name, device, timeline)
+    )
