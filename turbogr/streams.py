@@ -89,6 +89,15 @@ def record_here(device: torch.device) -> Any:
     return None if stream is None else stream.record_event()
 
 
+def timed_event(device: torch.device) -> Any:
+    """Return an event after the work that the calling thread has issued, whose time can be read; None without streams.
+
+    `event.query()` says whether it has happened, and `first.elapsed_time(event)` how many milliseconds lie between.
+    """
+    stream = current_stream(device)
+    return None if stream is None else stream.record_event(torch.Event(device, enable_timing=True))
+
+
 def wait_for_event(event: Any, value: Any, device: torch.device) -> None:
     """Let the current stream wait for an event, and keep the memory of `value`'s tensors while the stream uses it."""
     if event is None:

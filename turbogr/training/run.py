@@ -32,6 +32,7 @@ from turbogr.data.repeats import Repeats, count_repeats
 from turbogr.data.split import Split
 from turbogr.data.store import Store
 from turbogr.data.vocabulary import Int64Array
+from turbogr.device_measurement import device_gemm_peak
 from turbogr.errors import Note, UserError, warn_caller
 from turbogr.evaluation.evaluator import Interrupted
 from turbogr.ops import projections
@@ -215,8 +216,7 @@ def _build(start: RunStart, world: World) -> tuple[Trainer, dict[str, Any]]:
     config = start.config = _with_cost(config, start.store, world, device)
     mesh_size = _mesh_size(config, start.store, world, device)
     mesh = Mesh.build(world, mesh_size, device.type)
-    peaks = world.gather_objects(measure_peak() if device.type == "cpu" else None)
-    peak = Peak.of_all(peaks)
+    peak = Peak.of_all(world.gather_objects(_peak_of(device)))
     trainer = Trainer(
         config, start.store, start.run, device=device, peak_flops=None if peak is None else peak.flops, mesh=mesh
     )
@@ -250,6 +250,11 @@ def _with_products(start: RunStart, world: World, device: torch.device) -> Confi
         return config
     chosen = use_same_products(world, text)
     return dataclasses.replace(config, train=dataclasses.replace(config.train, gemm=chosen))
+
+
+def _peak_of(device: torch.device) -> Peak:
+    """Return what a device computes at most; of an accelerator, its library's best matrix product in fp32."""
+    return measure_peak() if device.type == "cpu" else Peak(None, device_gemm_peak(device))
 
 
 def _with_cost(config: Config, store: Store, world: World, device: torch.device) -> Config:

@@ -16,6 +16,7 @@ import torch
 from turbogr.config import Config
 from turbogr.data.split import Split
 from turbogr.data.store import Store
+from turbogr.device_measurement import peak_memory as peak_memory_on
 from turbogr.evaluation.sample_users import write_samples
 from turbogr.evaluation.user_positions import Measured, UserPositions
 from turbogr.files import replace_text
@@ -50,7 +51,7 @@ def write_summary(
     The positions of all users go to a file of their own, and some users' recommendations to samples.json.
 
     With a `world` of many ranks all call it together; rank 0 measures the baselines and writes, and `peak_memory_bytes`
-    is that of all ranks together.
+    is that of all ranks together; `peak_device_memory_bytes` is that of the fullest accelerator.
 
     Throughput and utilisation are means over all training steps, without evaluations and checkpoints; `wall_seconds`
     has all. MFU is None where no peak was measured. Cut-offs 10, 50 and 200 are always measured. `protocol.seen` says
@@ -68,6 +69,7 @@ def write_summary(
     part = "test" if (split.test >= 0).any() else "valid"
     result = trained.task.evaluate(trained.tables, store, split, part, final=True, should_stop=should_stop, world=world)
     peak_memory = sum(world.gather_objects(peak_memory_bytes()))
+    on_device = world.gather_objects(None if device is None else peak_memory_on(device))
     if not world.is_first:
         return
     baselines = trained.task.measure_baselines(store, split, part, final=True, should_stop=should_stop)
@@ -103,6 +105,7 @@ def write_summary(
         "stragglers": [_without_kind(record) for record in MetricLog.read(run).stragglers],
         **({} if config.method else _speed(progress, peak_flops)),
         "peak_memory_bytes": peak_memory,
+        **({} if None in on_device else {"peak_device_memory_bytes": max(filter(None, on_device), default=0)}),
         "wall_seconds": progress.wall_seconds + time.perf_counter() - started,
         "state": _state(config, progress),
     }

@@ -16,13 +16,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 from turbogr.files import replace_text
+from turbogr.streams import timed_event
 
 TIMELINE = "timeline.json"
 TIMELINES = "timeline"
 _KEPT = 4096
 _AT_ONCE = 2048
-_LANES = ("main", "load", "exchange", "wait", "embed")
+_LANES = ("main", "load", "exchange", "wait", "embed", "main on the device", "embed on the device")
+_ISSUING = ("main", "embed")  # lanes whose stages compute on the device
 
 
 class Span(NamedTuple):
@@ -35,12 +39,28 @@ class Span(NamedTuple):
     end: float
 
 
-class Timeline:
-    """The newest few thousand spans of a rank; adding one costs about a microsecond, from any thread."""
+class _DeviceSpan(NamedTuple):
+    """A span between two events of a stream, whose times are read when both have happened."""
 
-    def __init__(self, rank: int = 0) -> None:
-        self.rank = rank
+    lane: str
+    name: str
+    step: int
+    begin: Any
+    end: Any
+
+
+class Timeline:
+    """The newest few thousand spans of a rank; adding one costs about a microsecond, from any thread.
+
+    On an accelerator a stage's span is how long the host took to issue its work. How long the device took is a second
+    span, on a lane of the stream, from events that are read when they have happened, without waiting for one.
+    """
+
+    def __init__(self, rank: int = 0, device: torch.device | None = None) -> None:
+        self.rank, self.device = rank, device or torch.device("cpu")
         self.spans: deque[Span] = deque(maxlen=_KEPT)
+        self._on_device: deque[_DeviceSpan] = deque(maxlen=_KEPT)
+        self._origin = timed_event(self.device), time.perf_counter()
         self._waiting: deque[Span] | None = None
         self._stream = Path()
 
@@ -54,17 +74,41 @@ class Timeline:
     @contextmanager
     def span(self, lane: str, name: str, step: int) -> Iterator[None]:
         """Record the block."""
+        begin = timed_event(self.device) if lane in _ISSUING else None
         started = time.perf_counter()
         try:
             yield
         finally:
-            span = Span(lane, name, step, started, time.perf_counter())
-            self.spans.append(span)
-            if self._waiting is not None:
-                self._waiting.append(span)
+            self._add(Span(lane, name, step, started, time.perf_counter()))
+            if begin is not None:
+                self._on_device.append(_DeviceSpan(lane, name, step, begin, timed_event(self.device)))
+
+    def _add(self, span: Span) -> None:
+        self.spans.append(span)
+        if self._waiting is not None:
+            self._waiting.append(span)
+
+    def _read_device(self) -> None:
+        """Read the spans of the device that have ended."""
+        origin, at = self._origin
+        while self._on_device and self._on_device[0].end.query():
+            lane, name, step, *events = self._on_device.popleft()
+            start, end = (at + origin.elapsed_time(event) / 1e3 for event in events)
+            self._add(Span(f"{lane} on the device", name, step, start, end))
+
+    def device_seconds(self) -> dict[str, float]:
+        """Return how long the device was busy with each stage, over the spans that are kept; empty on a CPU."""
+        self._read_device()
+        seconds: dict[str, float] = {}
+        for span in self.spans:
+            if span.lane.endswith("on the device"):
+                seconds[span.name] = seconds.get(span.name, 0.0) + span.end - span.start
+        return seconds
 
     def flush(self, least: int = _AT_ONCE) -> None:
         """Append the spans that wait to the file, if there are at least so many; one thread calls this."""
+        if len(self._on_device) >= least:
+            self._read_device()
         if not self._waiting or len(self._waiting) < least:
             return
         spans = [self._waiting.popleft() for _ in range(len(self._waiting))]
@@ -75,6 +119,7 @@ class Timeline:
 
     def to_trace(self) -> dict[str, Any]:
         """Return the newest spans in the form that Perfetto and chrome://tracing open, times in microseconds."""
+        self._read_device()
         spans = sorted(self.spans, key=lambda span: span.start)
         used = {span.lane for span in spans}
         names = [event for event in _names(self.rank) if event["args"]["name"] in used]

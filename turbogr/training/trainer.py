@@ -117,7 +117,7 @@ class Trainer:
                 else f"all {self.loader.num_targets_skipped:,} training targets of {store.path} are items that the "
                 "user has had before, and data.repeated_targets=skip leaves them out; set data.repeated_targets=train"
             )
-        self.timeline = Timeline(self.world.rank)
+        self.timeline = Timeline(self.world.rank, device)
         self.executor = make_executor(self.stepper, config.pipeline, self.timeline)
         self.checkpoints = Checkpoints(run, config.train.keep_checkpoints, self.world)
         self.stop = AgreedStop(self.world)
@@ -365,7 +365,7 @@ class Trainer:
             window.rows_shared += measured.rows_shared
         window.staleness = max(window.staleness, pending.staleness)
         clock.stop(window)
-        planned = self.loader.cost.step_cost(pending.batch.items.lengths.cpu().numpy())
+        planned = self.loader.cost.step_cost(pending.batch.at_hand.items.lengths.numpy())
         self.stepper.own_load = (clock.own_seconds, planned)
         flops = self.task.flops_of(pending.batch)
         for totals in (window, progress):
