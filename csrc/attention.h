@@ -19,6 +19,7 @@
 #pragma once
 
 #include "attention_plan.h"
+#include "attention_products.h"
 
 namespace turbogr {
 namespace TURBOGR_ISA {
@@ -49,26 +50,71 @@ struct AttentionInputs {
 
 struct ForwardHead {
   const float *queries_turned, *keys, *values;
-  float* outputs;      // [kBlock][channels * e_padded]
+  float* outputs;      // a block of panels of e_padded columns per channel
   int64_t head, slot;  // number of the head; index of (block, head) among those of the task
 };
 
 struct BackwardHead {
   const float *queries, *queries_turned, *keys, *values;
-  const float *grads, *grads_turned;  // [kBlock][channels * e_padded] and [channels * e][kBlock], scaled
+  const float *grads, *grads_turned;  // per channel, scaled
   float *grad_queries, *grad_keys, *grad_values;
   int64_t slot;  // of the head within the task
 };
 
-inline void write_rows(const float* from, int64_t ld, int64_t rows, int64_t columns, float* to, int64_t stride,
-                       float scale = 1.0f) {
-  for (int64_t r = 0; r < rows; ++r) {
-    for_vectors(columns,
-                [&](int64_t c, int count) { store_some(to + r * stride + c, load(from + r * ld + c) * scale, count); });
+inline void clear(float* x, int64_t n) { std::memset(x, 0, static_cast<size_t>(n) * sizeof(float)); }
+
+// Packs the keys and values of one head and one block of keys, the first of which is token `token`.
+inline void pack_keys(const Shape& shape, const AttentionInputs& in, int64_t token, int64_t num_keys, int64_t head,
+                      float* keys, float* values) {
+  const int64_t rows = round_up(num_keys, kTileRows);
+  if (in.k != nullptr) {
+    pack_panels(in.k + token * in.k_stride + head * shape.d, in.k_stride, num_keys, shape.d, 1.0f, keys, rows);
   }
+  pack_panels(in.v + token * in.v_stride + head * shape.e, in.v_stride, num_keys, shape.e, 1.0f, values, rows);
 }
 
-inline void clear(float* x, int64_t n) { std::memset(x, 0, static_cast<size_t>(n) * sizeof(float)); }
+// Keys and values of the whole batch in panels, by block and head, for a forward in which several tasks read them. If
+// every sequence is one task, it is empty, and tasks pack what they need.
+class PackedKeys {
+ public:
+  PackedKeys(const AttentionPlan& plan, const Shape& shape, const AttentionInputs& in)
+      : shape_(shape),
+        in_(in),
+        used_(plan.longer_than_a_task),
+        keys_(used_ && in.k != nullptr ? plan.blocks * shape.heads * kBlock * shape.d_padded : 0),
+        values_(used_ ? plan.blocks * shape.heads * kBlock * shape.e_padded : 0) {}
+  explicit operator bool() const { return keys_ && values_; }
+  bool used() const { return used_; }
+
+  void pack(const int64_t* offsets, int64_t num_sequences) {
+    if (!used_) return;
+    int64_t first_block = 0;
+    for (int64_t s = 0; s < num_sequences; ++s) {
+      const int64_t length = offsets[s + 1] - offsets[s], blocks = ceil_div(length, kBlock);
+      parallel_tasks(blocks, [&](int64_t b) {
+        const int64_t key = b * kBlock;
+        for (int64_t head = 0; head < shape_.heads; ++head) {
+          pack_keys(shape_, in_, offsets[s] + key, min_of(kBlock, length - key), head, keys(first_block + b, head),
+                    values(first_block + b, head));
+        }
+      });
+      first_block += blocks;
+    }
+  }
+
+  float* keys(int64_t block, int64_t head) {
+    return in_.k == nullptr ? nullptr : &keys_[(block * shape_.heads + head) * kBlock * shape_.d_padded];
+  }
+  float* values(int64_t block, int64_t head) {
+    return &values_[(block * shape_.heads + head) * kBlock * shape_.e_padded];
+  }
+
+ private:
+  const Shape& shape_;
+  const AttentionInputs& in_;
+  bool used_;
+  Buffer<float> keys_, values_;
+};
 
 template <class Kind>
 struct ForwardScratchOf {
@@ -76,79 +122,78 @@ struct ForwardScratchOf {
   float *queries, *outputs, *keys, *values;
   RowEnds ends;
 
-  void layout(Arena& arena, const Shape& shape) {
+  void layout(Arena& arena, const Shape& shape, bool packs_keys) {
     const int64_t blocks = shape.rows_per_task() / kBlock;
     kind.layout(arena, shape, blocks);
     queries = arena.take<float>(blocks * shape.group * shape.d * kBlock);
     outputs = arena.take<float>(blocks * shape.group * kBlock * shape.channels * shape.e_padded);
-    keys = arena.take<float>(shape.group * kBlock * shape.d_padded);
-    values = arena.take<float>(shape.group * kBlock * shape.e_padded);
+    keys = arena.take<float>(packs_keys ? shape.group * kBlock * shape.d_padded : 0);
+    values = arena.take<float>(packs_keys ? shape.group * kBlock * shape.e_padded : 0);
     ends.layout(arena);
   }
 };
 
-// Packs the tile's keys and values of the task's heads.
-template <class Kind>
-void pack_keys(const AttentionTask& task, const Shape& shape, const AttentionInputs& in, const Span& s,
-               ForwardScratchOf<Kind>& scratch) {
-  const int64_t dp = shape.d_padded, ep = shape.e_padded, keys_padded = round_up(s.keys, kTileRows);
-  for (int64_t h = 0; h < task.heads; ++h) {
-    const int64_t head = task.head + h;
-    if (in.k != nullptr) {
-      pack_rows(in.k + s.key * in.k_stride + head * shape.d, in.k_stride, s.keys, shape.d, 1.0f,
-                scratch.keys + h * kBlock * dp, keys_padded, dp);
-    }
-    pack_rows(in.v + s.key * in.v_stride + head * shape.e, in.v_stride, s.keys, shape.e, 1.0f,
-              scratch.values + h * kBlock * ep, keys_padded, ep);
-  }
-}
-
 template <class Kind>
 void forward_task(const AttentionTask& task, const Shape& shape, const AttentionInputs& in, const Mask& mask,
-                  const Kind& kind, float* out) {
-  ForwardScratchOf<Kind> scratch = take_scratch<ForwardScratchOf<Kind>>(shape);
+                  const Kind& kind, PackedKeys& all_keys, float* out) {
+  const bool packs_keys = !all_keys.used();
+  ForwardScratchOf<Kind> scratch = take_scratch<ForwardScratchOf<Kind>>(shape, packs_keys);
   const int64_t blocks = ceil_div(task.end - task.begin, kBlock);
   const int64_t dp = shape.d_padded, ep = shape.e_padded, width = shape.channels * ep;
   for (int64_t b = 0; in.q != nullptr && b < blocks; ++b) {
     const int64_t row = task.begin + b * kBlock, rows = min_of(kBlock, task.end - row);
     for (int64_t h = 0; h < task.heads; ++h) {
-      pack_transposed(in.q + (task.start + row) * in.q_stride + (task.head + h) * shape.d, in.q_stride, rows, shape.d,
-                      kind.query_scale(), scratch.queries + (b * task.heads + h) * shape.d * kBlock);
+      turn_panels(in.q + (task.start + row) * in.q_stride + (task.head + h) * shape.d, in.q_stride, rows, shape.d,
+                  kind.query_scale(), scratch.queries + (b * task.heads + h) * shape.d * kBlock);
     }
   }
   clear(scratch.outputs, blocks * task.heads * kBlock * width);
   kind.begin(blocks * task.heads, scratch.kind);
-  const auto head_of = [&](int64_t b, int64_t h) {
-    const int64_t slot = b * task.heads + h;
-    return ForwardHead{scratch.queries + slot * shape.d * kBlock,
-                       scratch.keys + h * kBlock * dp,
-                       scratch.values + h * kBlock * ep,
-                       scratch.outputs + slot * kBlock * width,
-                       task.head + h,
-                       slot};
-  };
   for (int64_t key = 0; key < (mask.causal() ? task.end : task.length); key += kBlock) {
-    bool packed = false;
+    bool packed = !packs_keys;
     for (int64_t b = 0; b < blocks; ++b) {
       Span span(task.start, task.length, task.begin + b * kBlock, key);
       if (!mask.look(task.blocks, task.start, span, scratch.ends)) continue;
-      if (!packed) pack_keys(task, shape, in, span, scratch);
+      for (int64_t h = 0; !packed && h < task.heads; ++h) {
+        pack_keys(shape, in, span.key, span.keys, task.head + h, scratch.keys + h * kBlock * dp,
+                  scratch.values + h * kBlock * ep);
+      }
       packed = true;
       kind.prepare(span, scratch.kind);
-      for (int64_t h = 0; h < task.heads; ++h) kind.attend(span, shape, head_of(b, h), scratch.kind);
+      for (int64_t h = 0; h < task.heads; ++h) {
+        const int64_t slot = b * task.heads + h, head = task.head + h, block = task.first_block + key / kBlock;
+        kind.attend(span, shape,
+                    {scratch.queries + slot * shape.d * kBlock,
+                     packs_keys ? scratch.keys + h * kBlock * dp : all_keys.keys(block, head),
+                     packs_keys ? scratch.values + h * kBlock * ep : all_keys.values(block, head),
+                     scratch.outputs + slot * kBlock * width, head, slot},
+                    scratch.kind);
+      }
     }
   }
   for (int64_t b = 0; b < blocks; ++b) {
     const Span span(task.start, task.length, task.begin + b * kBlock, 0);
     for (int64_t h = 0; h < task.heads; ++h) {
-      const ForwardHead head = head_of(b, h);
-      kind.finish(span, shape, head, scratch.kind);
+      const int64_t slot = b * task.heads + h, head = task.head + h;
+      float* const outputs = scratch.outputs + slot * kBlock * width;
+      kind.finish(span, shape, {nullptr, nullptr, nullptr, outputs, head, slot}, scratch.kind);
       for (int64_t c = 0; c < shape.channels; ++c) {
-        float* to = out + span.row * shape.out_stride() + (head.head * shape.channels + c) * shape.e;
-        write_rows(head.outputs + c * ep, width, span.rows, shape.e, to, shape.out_stride());
+        float* to = out + span.row * shape.out_stride() + (head * shape.channels + c) * shape.e;
+        write_panels(outputs + c * kBlock * ep, span.rows, shape.e, to, shape.out_stride());
       }
     }
   }
+}
+
+// Runs the forward: packs keys and values if several tasks read them, then does all tasks.
+template <class Kind>
+int run_forward(const AttentionPlan& plan, const Shape& shape, const AttentionInputs& in, const int64_t* offsets,
+                int64_t num_sequences, const Mask& mask, const Kind& kind, float* out) {
+  PackedKeys all_keys(plan, shape, in);
+  if (!all_keys) return kOutOfMemory;
+  all_keys.pack(offsets, num_sequences);
+  parallel_tasks(plan.size(), [&](int64_t i) { forward_task(plan[i], shape, in, mask, kind, all_keys, out); });
+  return kOk;
 }
 
 struct AttentionGradients {
@@ -190,16 +235,16 @@ void pack_block(const AttentionTask& task, const Shape& shape, const AttentionIn
     if (in.q != nullptr) {
       const float* q = in.q + block.row * in.q_stride + (task.head + h) * shape.d;
       const float scale = kind.query_scale();
-      pack_rows(q, in.q_stride, block.rows, shape.d, scale, scratch.queries + h * kBlock * dp, block.rows, dp);
-      pack_transposed(q, in.q_stride, block.rows, shape.d, scale, scratch.queries_turned + h * kBlock * shape.d);
+      pack_panels(q, in.q_stride, block.rows, shape.d, scale, scratch.queries + h * kBlock * dp, block.rows);
+      turn_panels(q, in.q_stride, block.rows, shape.d, scale, scratch.queries_turned + h * kBlock * shape.d);
     }
     for (int64_t c = 0; c < shape.channels; ++c) {
       const float* g = grads.out + block.row * shape.out_stride() + ((task.head + h) * shape.channels + c) * shape.e;
       const float scale = kind.grad_scale(c);
-      pack_rows(g, shape.out_stride(), block.rows, shape.e, scale, scratch.grads + h * kBlock * width + c * ep,
-                block.rows, width);
-      pack_transposed(g, shape.out_stride(), block.rows, shape.e, scale,
-                      scratch.grads_turned + (h * shape.channels + c) * shape.e * kBlock);
+      pack_panels(g, shape.out_stride(), block.rows, shape.e, scale,
+                  scratch.grads + h * kBlock * width + c * kBlock * ep, block.rows);
+      turn_panels(g, shape.out_stride(), block.rows, shape.e, scale,
+                  scratch.grads_turned + (h * shape.channels + c) * shape.e * kBlock);
     }
   }
 }
@@ -241,41 +286,51 @@ void backward_rows(const AttentionTask& task, const Shape& shape, const Attentio
   const int64_t stride = first ? grads.q_stride : shape.heads * shape.d;
   float* to = first ? grads.q + block.row * stride : grads.partial_q + (task.partial + row - task.rows_begin) * stride;
   for (int64_t h = 0; h < task.heads; ++h) {
-    write_rows(scratch.grad_queries + h * kBlock * dp, dp, block.rows, shape.d, to + (task.head + h) * shape.d, stride,
-               kind.query_scale());
+    write_panels(scratch.grad_queries + h * kBlock * dp, block.rows, shape.d, to + (task.head + h) * shape.d, stride,
+                 kind.query_scale());
+  }
+}
+
+// Calls body(head, its number in the task, first key within the task, number of keys).
+template <class Body>
+inline void for_blocks_of_keys(const AttentionTask& task, Body&& body) {
+  for (int64_t h = 0; h < task.heads; ++h) {
+    for (int64_t key = task.begin; key < task.end; key += kBlock) {
+      body(task.head + h, h, key - task.begin, min_of(kBlock, task.end - key));
+    }
   }
 }
 
 template <class Kind>
 void backward_task(const AttentionTask& task, int64_t number, const Shape& shape, const AttentionInputs& in,
                    const AttentionGradients& grads, const Mask& mask, const Kind& kind) {
-  const int64_t count = task.end - task.begin, range = round_up(count, kBlock), token = task.start + task.begin;
+  const int64_t range = round_up(task.end - task.begin, kBlock);
   const int64_t dp = shape.d_padded, ep = shape.e_padded;
   BackwardScratchOf<Kind> scratch = take_scratch<BackwardScratchOf<Kind>>(shape, range, kind.num_sums());
   kind.begin_task(task, number, scratch.kind);
-  for (int64_t h = 0; h < task.heads; ++h) {
-    const int64_t head = task.head + h;
+  for_blocks_of_keys(task, [&](int64_t head, int64_t slot, int64_t at, int64_t keys) {
+    const int64_t token = task.start + task.begin + at, row = slot * range + at;
     if (in.k != nullptr) {
-      pack_rows(in.k + token * in.k_stride + head * shape.d, in.k_stride, count, shape.d, 1.0f,
-                scratch.keys + h * range * dp, range, dp);
+      pack_panels(in.k + token * in.k_stride + head * shape.d, in.k_stride, keys, shape.d, 1.0f,
+                  scratch.keys + row * dp, kBlock);
     }
-    pack_rows(in.v + token * in.v_stride + head * shape.e, in.v_stride, count, shape.e, 1.0f,
-              scratch.values + h * range * ep, range, ep);
-  }
+    pack_panels(in.v + token * in.v_stride + head * shape.e, in.v_stride, keys, shape.e, 1.0f,
+                scratch.values + row * ep, kBlock);
+  });
   clear(scratch.grad_keys, task.heads * range * dp);
   clear(scratch.grad_values, task.heads * range * ep);
   for (int64_t row = task.rows_begin; row < task.rows_end; row += kBlock) {
     backward_rows(task, shape, in, grads, mask, kind, row, scratch);
   }
-  for (int64_t h = 0; h < task.heads; ++h) {
-    const int64_t head = task.head + h;
+  for_blocks_of_keys(task, [&](int64_t head, int64_t slot, int64_t at, int64_t keys) {
+    const int64_t token = task.start + task.begin + at, row = slot * range + at;
     if (in.k != nullptr) {
-      write_rows(scratch.grad_keys + h * range * dp, dp, count, shape.d,
-                 grads.k + token * grads.k_stride + head * shape.d, grads.k_stride);
+      write_panels(scratch.grad_keys + row * dp, keys, shape.d, grads.k + token * grads.k_stride + head * shape.d,
+                   grads.k_stride);
     }
-    write_rows(scratch.grad_values + h * range * ep, ep, count, shape.e,
-               grads.v + token * grads.v_stride + head * shape.e, grads.v_stride);
-  }
+    write_panels(scratch.grad_values + row * ep, keys, shape.e, grads.v + token * grads.v_stride + head * shape.e,
+                 grads.v_stride);
+  });
 }
 
 // Adds the partial gradients of queries to those of the first range, in the order of the plan. In causal attention that

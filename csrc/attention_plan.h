@@ -20,6 +20,7 @@ struct AttentionTask {
   int64_t begin, end;     // rows or keys of the task, within the sequence
   int64_t head, heads;
   int64_t range, ranges;  // number of the range within its sequence, and how many there are
+  int64_t first_block;    // forward only: blocks of kBlock tokens that the sequences before it have
   double work;
   const RowBlock* blocks;  // of the sequence; null in causal attention
   // Backward only: the rows that may see the task's keys, in whole blocks. Range 0 has all rows.
@@ -76,8 +77,12 @@ class AttentionPlan {
     if (!tasks_) return;
     for (int64_t s = 0; s < num_sequences; ++s) {
       const int64_t length = offsets[s + 1] - offsets[s];
+      const int64_t first_block = blocks;
+      blocks += ceil_div(length, kBlock);
+      longer_than_a_task |= length > rows_per_task;
       for (int64_t begin = 0; begin < length; begin += rows_per_task) {
         AttentionTask task{};
+        task.first_block = first_block;
         task.start = offsets[s];
         task.length = length;
         task.begin = begin;
@@ -123,6 +128,9 @@ class AttentionPlan {
   int64_t size() const { return count_; }
   const AttentionTask& operator[](int64_t i) const { return tasks_[i]; }
 
+  // By rows only: blocks of tokens of all sequences, and whether a sequence has several tasks.
+  int64_t blocks = 0;
+  bool longer_than_a_task = false;
   int64_t distances = 0;
   int64_t partial_rows = 0;
 

@@ -75,14 +75,13 @@ struct Fuxi {
 
   void attend(const Span& s, const Shape& shape, const ForwardHead& head, ForwardScratch& scratch) const {
     const Tiles& tiles = scratch.tiles;
-    const int64_t ep = shape.e_padded, ld = shape.channels * ep;
-    tile_add_by_row(s.keys, s.rows, ep, tiles.position, head.values, ep, head.outputs, ld, s.band);
-    tile_add_by_row(s.keys, s.rows, ep, tiles.time.bias, head.values, ep, head.outputs + ep, ld, s.band);
+    const int64_t ep = shape.e_padded, next = kBlock * ep;  // from channel to channel
+    panel_add_by_row(s.keys, s.rows, ep, tiles.position, head.values, head.outputs, s.band);
+    panel_add_by_row(s.keys, s.rows, ep, tiles.time.bias, head.values, head.outputs + next, s.band);
     if (!content) return;
-    tile_scores(s.keys, s.rows_padded, shape.d, head.keys, shape.d_padded, head.queries_turned, nullptr, tiles.scores,
-                s.band);
+    panel_scores(s.keys, s.rows_padded, shape.d, head.keys, head.queries_turned, nullptr, tiles.scores, s.band);
     silu_scores(s, scale, tiles.scores);
-    tile_add_by_row(s.keys, s.rows, ep, tiles.scores, head.values, ep, head.outputs + 2 * ep, ld, s.band);
+    panel_add_by_row(s.keys, s.rows, ep, tiles.scores, head.values, head.outputs + 2 * next, s.band);
   }
 
   void finish(const Span&, const Shape&, const ForwardHead&, ForwardScratch&) const {}
@@ -99,23 +98,23 @@ struct Fuxi {
 
   void attend_backward(const Span& s, const Shape& shape, const BackwardHead& head, BackwardScratch& scratch) const {
     const Tiles& tiles = scratch.tiles;
-    const int64_t dp = shape.d_padded, ep = shape.e_padded, ld = shape.channels * ep, turned = shape.e * kBlock;
+    const int64_t dp = shape.d_padded, ep = shape.e_padded, next = kBlock * ep, turned = shape.e * kBlock;
     // Gradients of the shared weights add up over the heads.
     const bool first = head.slot == 0;
-    tile_scores(s.keys, s.rows_padded, shape.e, head.values, ep, head.grads_turned,
-                first ? nullptr : scratch.grad_position, scratch.grad_position, s.band);
-    tile_scores(s.keys, s.rows_padded, shape.e, head.values, ep, head.grads_turned + turned,
-                first ? nullptr : scratch.grad_time, scratch.grad_time, s.band);
-    tile_add_by_key(s.keys, s.rows, ep, tiles.position, head.grads, ld, head.grad_values, ep, s.band);
-    tile_add_by_key(s.keys, s.rows, ep, tiles.time.bias, head.grads + ep, ld, head.grad_values, ep, s.band);
+    panel_scores(s.keys, s.rows_padded, shape.e, head.values, head.grads_turned,
+                 first ? nullptr : scratch.grad_position, scratch.grad_position, s.band);
+    panel_scores(s.keys, s.rows_padded, shape.e, head.values, head.grads_turned + turned,
+                 first ? nullptr : scratch.grad_time, scratch.grad_time, s.band);
+    panel_add_by_key(s.keys, s.rows, ep, tiles.position, head.grads, head.grad_values, s.band);
+    panel_add_by_key(s.keys, s.rows, ep, tiles.time.bias, head.grads + next, head.grad_values, s.band);
     if (!content) return;
-    tile_scores(s.keys, s.rows_padded, shape.d, head.keys, dp, head.queries_turned, nullptr, tiles.scores, s.band);
-    tile_scores(s.keys, s.rows_padded, shape.e, head.values, ep, head.grads_turned + 2 * turned, nullptr,
-                scratch.grad_scores, s.band);
-    silu_scores_backward(s, tiles.scores, scratch.grad_scores, nullptr);
-    tile_add_by_key(s.keys, s.rows, ep, tiles.scores, head.grads + 2 * ep, ld, head.grad_values, ep, s.band);
-    tile_add_by_key(s.keys, s.rows, dp, scratch.grad_scores, head.queries, dp, head.grad_keys, dp, s.band);
-    tile_add_by_row(s.keys, s.rows, dp, scratch.grad_scores, head.keys, dp, head.grad_queries, dp, s.band);
+    panel_scores(s.keys, s.rows_padded, shape.d, head.keys, head.queries_turned, nullptr, tiles.scores, s.band);
+    panel_scores(s.keys, s.rows_padded, shape.e, head.values, head.grads_turned + 2 * turned, nullptr,
+                 scratch.grad_scores, s.band);
+    silu_scores_backward(s, tiles.scores, scratch.grad_scores, nullptr, Total::kNone);
+    panel_add_by_key(s.keys, s.rows, ep, tiles.scores, head.grads + 2 * next, head.grad_values, s.band);
+    panel_add_by_key(s.keys, s.rows, dp, scratch.grad_scores, head.queries, head.grad_keys, s.band);
+    panel_add_by_row(s.keys, s.rows, dp, scratch.grad_scores, head.keys, head.grad_queries, s.band);
   }
 
   void finish_tile(const Span& s, BackwardScratch& scratch) const {
@@ -155,8 +154,7 @@ TURBOGR_KERNEL(fuxi_forward)
                   functional != 0 ? &decay : nullptr,
                   1.0f / static_cast<float>(max_len),
                   content};
-  parallel_tasks(plan.size(), [&](int64_t i) { forward_task(plan[i], shape, in, mask, kind, out); });
-  return kOk;
+  return run_forward(plan, shape, in, offsets, num_sequences, mask, kind, out);
 }
 
 TURBOGR_KERNEL(fuxi_backward)

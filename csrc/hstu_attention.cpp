@@ -51,11 +51,10 @@ struct Hstu {
   }
 
   void attend(const Span& s, const Shape& shape, const ForwardHead& head, ForwardScratch& scratch) const {
-    tile_scores(s.keys, s.rows_padded, shape.d, head.keys, shape.d_padded, head.queries_turned,
-                biased ? scratch.tile.bias : nullptr, scratch.scores, s.band);
+    panel_scores(s.keys, s.rows_padded, shape.d, head.keys, head.queries_turned, biased ? scratch.tile.bias : nullptr,
+                 scratch.scores, s.band);
     silu_scores(s, scale, scratch.scores);
-    tile_add_by_row(s.keys, s.rows, shape.e_padded, scratch.scores, head.values, shape.e_padded, head.outputs,
-                    shape.e_padded, s.band);
+    panel_add_by_row(s.keys, s.rows, shape.e_padded, scratch.scores, head.values, head.outputs, s.band);
   }
 
   void finish(const Span&, const Shape&, const ForwardHead&, ForwardScratch&) const {}
@@ -72,19 +71,21 @@ struct Hstu {
 
   void attend_backward(const Span& s, const Shape& shape, const BackwardHead& head, BackwardScratch& scratch) const {
     const int64_t dp = shape.d_padded, ep = shape.e_padded;
-    if (biased && head.slot == 0) clear(scratch.total, kBlock * kBlock);
-    tile_scores(s.keys, s.rows_padded, shape.d, head.keys, dp, head.queries_turned,
-                biased ? scratch.tile.bias : nullptr, scratch.scores, s.band);
-    tile_scores(s.keys, s.rows_padded, shape.e, head.values, ep, head.grads_turned, nullptr, scratch.grad_scores,
-                s.band);
-    silu_scores_backward(s, scratch.scores, scratch.grad_scores, biased ? scratch.total : nullptr);
-    tile_add_by_key(s.keys, s.rows, ep, scratch.scores, head.grads, ep, head.grad_values, ep, s.band);
-    tile_add_by_key(s.keys, s.rows, dp, scratch.grad_scores, head.queries, dp, head.grad_keys, dp, s.band);
-    tile_add_by_row(s.keys, s.rows, dp, scratch.grad_scores, head.keys, dp, head.grad_queries, dp, s.band);
+    panel_scores(s.keys, s.rows_padded, shape.d, head.keys, head.queries_turned, biased ? scratch.tile.bias : nullptr,
+                 scratch.scores, s.band);
+    panel_scores(s.keys, s.rows_padded, shape.e, head.values, head.grads_turned, nullptr, scratch.grad_scores, s.band);
+    silu_scores_backward(s, scratch.scores, scratch.grad_scores, scratch.total,
+                         !biased          ? Total::kNone
+                         : head.slot == 0 ? Total::kSet
+                                          : Total::kAdd);
+    panel_add_by_key(s.keys, s.rows, ep, scratch.scores, head.grads, head.grad_values, s.band);
+    panel_add_by_key(s.keys, s.rows, dp, scratch.grad_scores, head.queries, head.grad_keys, s.band);
+    panel_add_by_row(s.keys, s.rows, dp, scratch.grad_scores, head.keys, head.grad_queries, s.band);
   }
 
   void finish_tile(const Span& s, BackwardScratch& scratch) const {
     if (!biased) return;
+    clear_unseen(s, scratch.total);
     add_by_distance(s, scratch.total, scratch.bias);
     add_by_bucket(s, scratch.total, scratch.tile, scratch.bias);
   }
@@ -111,8 +112,7 @@ TURBOGR_KERNEL(hstu_forward)
                   position_weight != nullptr,
                   1.0f / static_cast<float>(max_len),
                   alpha};
-  parallel_tasks(plan.size(), [&](int64_t i) { forward_task(plan[i], shape, in, mask, kind, out); });
-  return kOk;
+  return run_forward(plan, shape, in, offsets, num_sequences, mask, kind, out);
 }
 
 TURBOGR_KERNEL(hstu_backward)

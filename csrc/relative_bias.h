@@ -36,6 +36,17 @@ class TimeBuckets {
     return gather(base_, bin) - (vi)(distance >= gather(edge_, bin));
   }
 
+  // The first distance beyond a bucket, and its own first.
+  int64_t end_of(int64_t bucket) const { return bucket < num_ ? boundaries_[bucket] : INT64_MAX; }
+  int64_t begin_of(int64_t bucket) const { return bucket > 0 ? boundaries_[bucket - 1] : 0; }
+
+  // Bucket of a distance, found from that of another one nearby.
+  int64_t near(int64_t bucket, int64_t distance) const {
+    while (distance >= end_of(bucket)) ++bucket;
+    while (distance < begin_of(bucket)) --bucket;
+    return bucket;
+  }
+
   // Bucket of any distance; what overflowed int64 counts as negative, like in PyTorch.
   int64_t exact(uint64_t distance) const {
     int64_t low = 0, high = num_;
@@ -107,13 +118,20 @@ struct BiasTile {
   float* bias;         // [kBlock][kBlock], key-major
   uint16_t* bucket;    // [kBlock][kBlock]; of a uniform group only the first is set
   uint8_t* uniform;    // [kBlock][kGroups]
+  uint16_t* lowest;    // [kBlock], per key the bucket of the first row that sees it,
+  uint8_t* crossed;    // [kBlock]  and how many buckets further the last row is: then groups are not set; or kMany
   int32_t* row_times;  // [kBlock + kGroup]
   int32_t* ends;       // [kLanes], [round_up(kGroups + 1, kLanes)] group beginnings and the last row
+
+  static constexpr int kFew = 4;
+  static constexpr uint8_t kMany = 255;
 
   void layout(Arena& arena) {
     bias = arena.take<float>(kBlock * kBlock);
     bucket = arena.take<uint16_t>(kBlock * kBlock);
     uniform = arena.take<uint8_t>(kBlock * kGroups);
+    lowest = arena.take<uint16_t>(kBlock);
+    crossed = arena.take<uint8_t>(kBlock);
     row_times = arena.take<int32_t>(kBlock + kGroup);
     ends = arena.take<int32_t>(round_up(kGroups + 1, kLanes));
   }
@@ -138,6 +156,7 @@ inline TimeRange range_of(const int64_t* times, int64_t n) {
 inline void fill_bias_slowly(const BiasSource& source, const int64_t* row_times, const int64_t* key_times, int64_t rows,
                              int64_t keys, const float* by_distance, const BiasTile& tile) {
   std::memset(tile.uniform, 0, static_cast<size_t>(keys * kGroups));
+  std::memset(tile.crossed, BiasTile::kMany, static_cast<size_t>(keys));
   for (int64_t c = 0; c < keys; ++c) {
     for (int64_t r = 0; r < round_up(rows, kGroup); ++r) {
       const uint64_t difference =
@@ -146,6 +165,27 @@ inline void fill_bias_slowly(const BiasSource& source, const int64_t* row_times,
       tile.bucket[c * kBlock + r] = static_cast<uint16_t>(bucket);
       tile.bias[c * kBlock + r] = by_distance[r - c] + source.time_weight[bucket];
     }
+  }
+}
+
+// Bias of one key whose rows lie in `lowest` and the `crossed` buckets after it, later rows in later buckets.
+inline void fill_bias_of_key(const BiasSource& source, const Span& s, int64_t c, int32_t key_time,
+                             const float* by_distance, const BiasTile& tile) {
+  const int64_t lowest = tile.lowest[c], crossed = tile.crossed[c];
+  const float weight = source.time_weight[lowest];
+  for (int64_t r = s.first_row(c); r < s.rows_padded; r += kLanes) {
+    vf bias = splat(weight);
+    if (crossed > 0) {
+      const vi distance = load(tile.row_times + r) - key_time;
+      vi bucket = splat(static_cast<int32_t>(lowest));
+      for (int64_t b = lowest; b < lowest + crossed; ++b) {
+        const vi beyond = distance >= static_cast<int32_t>(source.buckets->end_of(b));
+        bucket -= beyond;
+        bias = beyond ? splat(source.time_weight[b + 1]) : bias;
+      }
+      store(tile.bucket + c * kBlock + r, __builtin_convertvector(bucket, vs));
+    }
+    store(tile.bias + c * kBlock + r, load(by_distance + r - c) + bias);
   }
 }
 
@@ -169,8 +209,25 @@ TURBOGR_OUTLINE inline void fill_bias(const BiasSource& source, Span s, const Bi
   for (int64_t g = 0; g < kEnds; ++g) tile.ends[g] = tile.row_times[min_of(g * kGroup, groups * kGroup - 1)];
   int32_t bucket_at_end[kEnds];
 
+  int64_t lowest = 0;
   for (int64_t c = 0; c < keys; ++c) {
     const int32_t key_time = static_cast<int32_t>(key_times[c] - low);
+    const int64_t first = max_of(0, c - s.band.upper);
+    tile.crossed[c] = BiasTile::kMany;
+    if (row_range.rising && first < rows && tile.row_times[first] >= key_time) {
+      lowest = source.buckets->near(lowest, tile.row_times[first] - key_time);
+      int64_t highest = lowest;
+      while (highest <= lowest + BiasTile::kFew &&
+             tile.row_times[rows - 1] - key_time >= source.buckets->end_of(highest)) {
+        ++highest;
+      }
+      if (highest <= lowest + BiasTile::kFew) {
+        tile.lowest[c] = static_cast<uint16_t>(lowest);
+        tile.crossed[c] = static_cast<uint8_t>(highest - lowest);
+        fill_bias_of_key(source, s, c, key_time, by_distance, tile);
+        continue;
+      }
+    }
     if (row_range.rising) {
       for (int64_t e = 0; e < kEnds; e += kLanes) {
         store(bucket_at_end + e, source.buckets->of(abs_of(load(tile.ends + e) - key_time)));
@@ -241,13 +298,34 @@ TURBOGR_OUTLINE inline void add_by_distance(Span s, const float* scores, const B
   }
 }
 
-// The same by the buckets of the tile.
+// Adds the gradients of one key whose rows lie in few buckets.
+inline void add_key_by_bucket(const Span& s, int64_t c, const float* scores, const BiasTile& tile, float* buckets) {
+  const int32_t lowest = tile.lowest[c], crossed = tile.crossed[c];
+  vf totals[BiasTile::kFew + 1] = {};
+  for (int64_t r = s.first_row(c); r < s.rows_padded; r += kLanes) {
+    const vf gradient = load(scores + c * kBlock + r);
+    if (crossed == 0) {
+      totals[0] += gradient;
+      continue;
+    }
+    const vi bucket = __builtin_convertvector(load(tile.bucket + c * kBlock + r), vi);
+    for (int b = 0; b <= crossed; ++b) totals[b] += bucket == lowest + b ? gradient : vf{};
+  }
+  for (int b = 0; b <= crossed; ++b) {
+    float* const sum = buckets + (lowest + b) * kLanes;
+    store(sum, load(sum) + totals[b]);
+  }
+}
+
+// Adds the whole tile by its buckets.
 TURBOGR_OUTLINE inline void add_by_bucket(Span s, const float* scores, const BiasTile& tile, const BiasGradient& into) {
   const int64_t groups = ceil_div(s.rows, kGroup), size = into.num_weights * kLanes;
   std::memset(into.band_bucket, 0, static_cast<size_t>(size) * sizeof(float));
   std::memset(into.tile_bucket, 0, static_cast<size_t>(size) * sizeof(float));
   for (int64_t c = 0; c < s.keys; ++c) {
-    for (int64_t g = s.first_row(c) / kGroup; g < groups; ++g) {
+    const bool few = tile.crossed[c] != BiasTile::kMany;
+    if (few) add_key_by_bucket(s, c, scores, tile, into.band_bucket);
+    for (int64_t g = s.first_row(c) / kGroup; !few && g < groups; ++g) {
       const float* gradient = scores + c * kBlock + g * kGroup;
       const uint16_t* bucket = tile.bucket + c * kBlock + g * kGroup;
       if (tile.uniform[c * kGroups + g]) {

@@ -23,6 +23,8 @@
 
 // Marks the parts of a kernel that a profile should show by name.
 #define TURBOGR_OUTLINE __attribute__((noinline))
+// For what must share the registers of its caller.
+#define TURBOGR_INLINE inline __attribute__((always_inline))
 
 namespace turbogr {
 

@@ -57,8 +57,7 @@ struct Softmax {
   void prepare(const Span&, Scratch&) const {}
 
   void attend(const Span& s, const Shape& shape, const ForwardHead& head, ForwardScratch& scratch) const {
-    tile_scores(s.keys, s.rows_padded, shape.d, head.keys, shape.d_padded, head.queries_turned, nullptr, scratch.scores,
-                s.band);
+    panel_scores(s.keys, s.rows_padded, shape.d, head.keys, head.queries_turned, nullptr, scratch.scores, s.band);
     float *highest = scratch.highest + head.slot * kBlock, *sums = scratch.sums + head.slot * kBlock;
     if (s.masked()) {
       exponentiate<true>(s, highest, sums, scratch);
@@ -67,11 +66,10 @@ struct Softmax {
     }
     for (int64_t r = 0; r < s.rows; ++r) {
       if (scratch.factors[r] == 1.0f) continue;
-      float* row = head.outputs + r * shape.e_padded;
-      for (int64_t c = 0; c < shape.e_padded; c += kLanes) store(row + c, load(row + c) * scratch.factors[r]);
+      for_vectors_of_row(r, shape.e_padded, head.outputs,
+                         [&](int64_t, float* at) { store(at, load(at) * scratch.factors[r]); });
     }
-    tile_add_by_row(s.keys, s.rows, shape.e_padded, scratch.scores, head.values, shape.e_padded, head.outputs,
-                    shape.e_padded, s.band);
+    panel_add_by_row(s.keys, s.rows, shape.e_padded, scratch.scores, head.values, head.outputs, s.band);
   }
 
   // scores -> exp(scale * scores - highest so far), and the factors that bring what was summed before to that level.
@@ -105,8 +103,7 @@ struct Softmax {
     const float* sums = scratch.sums + head.slot * kBlock;
     for (int64_t r = 0; r < s.rows; ++r) {
       log_sums[(s.row + r) * shape.heads + head.head] = highest[r] + std::log(sums[r]);
-      float* row = head.outputs + r * shape.e_padded;
-      for (int64_t c = 0; c < shape.e_padded; c += kLanes) store(row + c, load(row + c) / sums[r]);
+      for_vectors_of_row(r, shape.e_padded, head.outputs, [&](int64_t, float* at) { store(at, load(at) / sums[r]); });
     }
   }
 
@@ -134,13 +131,12 @@ struct Softmax {
 
   void attend_backward(const Span& s, const Shape& shape, const BackwardHead& head, BackwardScratch& scratch) const {
     const int64_t dp = shape.d_padded, ep = shape.e_padded;
-    tile_scores(s.keys, s.rows_padded, shape.d, head.keys, dp, head.queries_turned, nullptr, scratch.scores, s.band);
-    tile_scores(s.keys, s.rows_padded, shape.e, head.values, ep, head.grads_turned, nullptr, scratch.grad_scores,
-                s.band);
+    panel_scores(s.keys, s.rows_padded, shape.d, head.keys, head.queries_turned, nullptr, scratch.scores, s.band);
+    panel_scores(s.keys, s.rows_padded, shape.e, head.values, head.grads_turned, nullptr, scratch.grad_scores, s.band);
     differentiate(s, scratch.log_sums + head.slot * kBlock, scratch.products + head.slot * kBlock, scratch);
-    tile_add_by_key(s.keys, s.rows, ep, scratch.scores, head.grads, ep, head.grad_values, ep, s.band);
-    tile_add_by_key(s.keys, s.rows, dp, scratch.grad_scores, head.queries, dp, head.grad_keys, dp, s.band);
-    tile_add_by_row(s.keys, s.rows, dp, scratch.grad_scores, head.keys, dp, head.grad_queries, dp, s.band);
+    panel_add_by_key(s.keys, s.rows, ep, scratch.scores, head.grads, head.grad_values, s.band);
+    panel_add_by_key(s.keys, s.rows, dp, scratch.grad_scores, head.queries, head.grad_keys, s.band);
+    panel_add_by_row(s.keys, s.rows, dp, scratch.grad_scores, head.keys, head.grad_queries, s.band);
   }
 
   // scores -> probabilities, and their gradients -> gradients of the scores.
@@ -174,8 +170,7 @@ TURBOGR_KERNEL(softmax_forward)
   if (!plan) return kOutOfMemory;
   const AttentionInputs in{q, k, v, q_stride, k_stride, v_stride};
   const Softmax kind{scale, log_sums, nullptr, nullptr};
-  parallel_tasks(plan.size(), [&](int64_t i) { forward_task(plan[i], shape, in, mask, kind, out); });
-  return kOk;
+  return run_forward(plan, shape, in, offsets, num_sequences, mask, kind, out);
 }
 
 TURBOGR_KERNEL(softmax_backward)

@@ -1,8 +1,8 @@
-// Products of small matrices that are in cache, for attention: every operand is a row-major tile in scratch memory.
+// Products of small matrices that are in cache: every operand is a row-major tile in scratch memory.
 //
-// Attention keeps a tile of scores transposed, scores[key][row], rows along the lanes. Then nothing of the keys' side
-// needs transposing, and all five products of forward and backward are of two kinds: A as stored, or A transposed. Both
-// read A one number at a time and B one vector at a time, so one micro-kernel serves them.
+// A tile of scores is kept transposed, scores[key][row], rows along the lanes. Then nothing of the keys' side needs
+// transposing, and products are of two kinds: A as stored, or A transposed. Both read A one number at a time and B one
+// vector at a time, so one micro-kernel serves them. Attention has the same with panels (attention_products.h).
 //
 // Number of rows of an output is rounded up to kTileRows: scratch must have room for that, and the surplus
 // is never used. A band of diagonals says where scores may exist; products skip the micro-tiles that are
@@ -111,26 +111,6 @@ TURBOGR_OUTLINE inline void tile_add_by_row(int64_t keys, int64_t rows, int64_t 
       const int64_t first = max_of(0, m + band.lower), seen = min_of(keys, m + kTileRows + band.upper);
       float* c = out + m * ldo + n;
       micro_tile<kTileRows, 1, true>(first, seen, scores + m, kBlock, b + n, ldb, c, ldo, c, ldo);
-    }
-  }
-}
-
-// out[key][n] += sum over rows that see the key of scores[key][row] * b[row][n]; `width` is a multiple of kLanes.
-TURBOGR_OUTLINE inline void tile_add_by_key(int64_t keys, int64_t rows, int64_t width, const float* scores,
-                                            const float* b, int64_t ldb, float* out, int64_t ldo, Band band) {
-  int64_t n = 0;
-  for (; n + kTileColumns <= width; n += kTileColumns) {
-    for (int64_t m = 0; m < keys; m += kTileRows) {
-      const int64_t first = max_of(0, m - band.upper), end = min_of(rows, m + kTileRows - band.lower);
-      float* c = out + m * ldo + n;
-      micro_tile<kTileRows, kTileVectors, false>(first, end, scores + m * kBlock, kBlock, b + n, ldb, c, ldo, c, ldo);
-    }
-  }
-  if (n < width) {
-    for (int64_t m = 0; m < keys; m += kTileRows) {
-      const int64_t first = max_of(0, m - band.upper), end = min_of(rows, m + kTileRows - band.lower);
-      float* c = out + m * ldo + n;
-      micro_tile<kTileRows, 1, false>(first, end, scores + m * kBlock, kBlock, b + n, ldb, c, ldo, c, ldo);
     }
   }
 }
