@@ -50,7 +50,7 @@ $(PACKAGE): $(TORCH) $(SOURCES)
 
 $(DEV): $(TORCH) $(SOURCES)
 	@echo "installing turbogr with its development tools and building its kernels"
-	@$(PIP) --no-build-isolation -e '.[tensorboard,dev]'
+	@$(PIP) --no-build-isolation -e '.[tensorboard,triton,dev]'
 	@touch $(PACKAGE) $@
 
 setup: $(DEV)

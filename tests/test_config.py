@@ -96,7 +96,7 @@ def test_values_arrive_where_they_belong(recipe):
         ("loss: {name: sampled_softmax}", ["loss.name is 'sampled_softmax'", "'sampled-softmax'"]),
         ("{loss: {name: gbce}, gbce: {t: 1.5}}", ["gbce.t must be between 0", "got 1.5"]),
         ("{loss: {name: bce}, gbce: {t: 0.5}}", ["gbce"]),
-        ("train: {backend: gpu}", ["train.backend is 'gpu'", "auto, cpu, reference"]),
+        ("train: {backend: gpu}", ["train.backend is 'gpu'", "auto, cpu, reference, triton"]),
         ("plugins: my_block.py", ["plugins takes a list"]),
         ("hstu: {size: 3}", ["the block 'hstu' has no section of its own"]),
         ("sasrec: {size: 3}", ["the block 'sasrec' has no section of its own"]),

@@ -102,7 +102,7 @@ _BUILT_IN: dict[str, dict[str, str]] = {
     },
     "metric": {},
     "task": {"retrieval": "turbogr.tasks.retrieval"},
-    "backend": {"cpu": "turbogr.ops", "reference": "turbogr.ops"},
+    "backend": {"cpu": "turbogr.ops", "reference": "turbogr.ops", "triton": "turbogr.ops"},
     "source": {
         "synthetic": "turbogr.data.prepare.sources.synthetic",
         "csv": "turbogr.data.prepare.sources.delimited",

@@ -71,7 +71,7 @@ def served(operator: str, device: torch.device, dtype: torch.dtype = FLOAT) -> t
 def test_a_backend_s_name_need_not_be_a_device() -> None:
     register_operator("double", reference=double)
     register_backend("double", Backend("fast", devices=("cpu",), dtypes=(FLOAT,)), double_fast)
-    assert registry.choices() == ["auto", "cpu", "fast", "reference"]
+    assert registry.choices() == ["auto", "cpu", "triton", "fast", "reference"]
     with registry.backend("fast"):
         assert registry.choose("double", CPU, FLOAT) is double_fast
         assert served("double", CPU) == ("fast", "chosen by name")

@@ -69,7 +69,7 @@ def torch_operator(
         fake: Returns empty outputs; takes some of the operator's arguments, by name. None if nothing is returned.
         outputs: Names of the outputs, if there are several. Only the first can have a gradient.
         mutates: Names of the tensors that are changed in place.
-        device: Dispatch key of the devices that the function serves: CPU, CUDA, ...
+        device: Dispatch keys of the devices that the function serves: CPU, CUDA, ...
     """
 
     def declare(function: Callable[..., Any]) -> OpOverload[..., Any]:
@@ -80,7 +80,8 @@ def torch_operator(
         library = _libraries[namespace]
         parameters, called = _parameters(function)
         library.define(f"{base}{derive_schema(function, mutates)}")
-        library.impl(base, called, device)
+        for key in device.split():
+            library.impl(base, called, key)
         by_name = (lambda *args: None) if fake is None else _taking_by_name(fake, list(parameters))
         torch.library.register_fake(f"{namespace}::{base}", by_name, lib=library)
         made: OpOverload[..., Any] = getattr(getattr(torch.ops, namespace), base).default

@@ -35,13 +35,14 @@ class Backend:
     """What a backend serves.
 
     `devices` are types of torch devices ("cpu", "cuda"), `dtypes` floating types; empty means all. `problem` is why it
-    cannot run on this machine, None if it can.
+    cannot run on this machine, None if it can. On devices of `by_name_only_on` `auto` does not choose it.
     """
 
     name: str
     devices: tuple[str, ...] = ()
     dtypes: tuple[torch.dtype, ...] = ()
     problem: str | None = None
+    by_name_only_on: tuple[str, ...] = ()
 
     def why_not(self, device: torch.device, dtype: torch.dtype) -> str | None:
         """None if the backend serves this device and type, else the reason."""
@@ -65,6 +66,10 @@ class Implementation:
     backend: Backend
     function: Callable[..., Any]
     only_by_name: bool = False
+
+    def is_automatic(self, device: torch.device) -> bool:
+        """Whether `auto` may choose it on a device."""
+        return not self.only_by_name and device.type not in self.backend.by_name_only_on
 
 
 @dataclass(frozen=True)
@@ -236,7 +241,7 @@ def _decide(operator: str, device: torch.device, dtype: torch.dtype) -> Implemen
                 raise UserError(f"backend '{_choice}' cannot serve '{operator}' on {device.type} in {dtype}: {reason}")
             return implementation
     for implementation in _operators[operator]:
-        if not implementation.only_by_name and implementation.backend.why_not(device, dtype) is None:
+        if implementation.is_automatic(device) and implementation.backend.why_not(device, dtype) is None:
             if implementation.backend.name == REFERENCE.name:
                 _warn_of_problems(operator, device)
                 _warn_of_device(device)

@@ -1,0 +1,86 @@
+"""Tiles and options of every launch: the same for a launch on a device and for the check that compiles without one.
+
+Sizes follow from the head size, the precision and the kind of device: small enough for registers and for the shared
+memory of the smallest device of its kind (`turbogr bench kernels` shows both), never below 32 x 64 for attention.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Tile(NamedTuple):
+    """Queries and keys of a tile, warps of a program, and how many tiles its loads run ahead."""
+
+    block_q: int
+    block_k: int
+    num_warps: int
+    num_stages: int
+
+    def options(self) -> dict[str, int]:
+        """Options of the launch."""
+        return {"num_warps": self.num_warps, "num_stages": self.num_stages}
+
+
+MAX_BLOCK = 256
+"""The largest head."""
+
+
+def padded(size: int) -> int:
+    """The power of two, at least 16, that a head is padded to; matrix units take no smaller one."""
+    return max(16, 1 << (size - 1).bit_length())
+
+
+def input_precision(precision: str, target: str) -> str:
+    """What `tl.dot` is told: on NVIDIA fp32 is three products in TF32, as exact as fp32 and on the matrix units."""
+    if precision == "tf32" and target != "interpreter":
+        return "tf32"
+    return "tf32x3" if precision == "fp32" and target == "cuda" else "ieee"
+
+
+def attention_tile(kernel: str, precision: str, block: int, target: str) -> Tile:
+    """Tile of a kernel of attention for heads of `block` (the larger one, if q and v differ).
+
+    A program owns 64 rows, 16 for each of 4 warps, or 64 keys, and takes the others in steps.
+    """
+    own, step = (32, 32) if target == "interpreter" else (64, 32)
+    block_q, block_k = (step, own) if kernel.endswith(("_keys", "_values")) else (own, step)
+    return Tile(block_q, block_k, 4, 2 if target == "cuda" else 1)
+
+
+class TileMap(NamedTuple):
+    """Which sequence each program's tile belongs to, -1 for none, and the number of each sequence's first tile."""
+
+    tile_sequence: Tensor
+    first_tile: Tensor
+
+
+def map_tiles(offsets: Tensor, num_tokens: int, block: int) -> TileMap:
+    """Cut every sequence into tiles of `block`, without asking the device for lengths: some of the tiles are none."""
+    num_sequences = offsets.numel() - 1
+    counts = (offsets.diff() + (block - 1)) // block
+    first = torch.zeros(num_sequences + 1, dtype=torch.int64, device=offsets.device)
+    torch.cumsum(counts, 0, out=first[1:])
+    tiles = torch.arange(num_tokens // block + num_sequences, device=offsets.device)
+    sequence = torch.searchsorted(first[1:], tiles, right=True)
+    return TileMap(torch.where(sequence < num_sequences, sequence, -1).int(), first.int())
+
+
+def diagonal_tile(kernel: str, precision: str, block: int, target: str) -> Tile:
+    """Square tile of a pass over diagonals (`relative_weights.py`); `block` is the head's, or the chunk of columns."""
+    if target == "interpreter":
+        return Tile(32, 32, 4, 1)
+    return Tile(64, 64, 8, 2 if target == "cuda" else 1)
+
+
+def chunk_of(width: int) -> int:
+    """How many of the columns of all heads' values a program of FuXi's channels takes."""
+    return min(64, padded(width))
+
+
+def channel_tile(kernel: str, precision: str, block: int, target: str) -> Tile:
+    """Tile of FuXi's channels of position and time for chunks of `block` columns."""
+    return attention_tile(kernel, precision, block, target)
