@@ -253,6 +253,8 @@ def _warn_of_problems(operator: str, device: torch.device) -> None:
     """Say once why the reference computes what a backend for this device would compute faster."""
     for implementation in _operators[operator]:
         problem, devices = implementation.backend.problem, implementation.backend.devices
+        if not implementation.is_automatic(device):
+            continue
         if problem is not None and device.type in devices and problem not in _warned:
             _warned.add(problem)
             warnings.warn(f"running on the slower reference operators: {problem}", stacklevel=5)
