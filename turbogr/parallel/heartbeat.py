@@ -53,7 +53,7 @@ class Heartbeat:
     ) -> None:
         self.timeout, self.num_collectives, self._num_beats = timeout, 0, 0
         self._counting = threading.Lock()
-        self._connection, self._rank, self._size, self._end = connection, rank, size, end or _end_process
+        self._connection, self._rank, self._size, self._end = connection, rank, size, end or end_process
         self._store_host, self._hosts_store = store_host, hosts_store
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._beat_and_watch, daemon=True, name="heartbeat")
@@ -195,7 +195,7 @@ class Heartbeat:
         return ", ".join(f"rank {rank} ({self._read(f'process-{rank}')})" for rank in ranks)
 
 
-def _end_process(message: str) -> None:
+def end_process(message: str) -> None:
     """End this process, whose main thread may be waiting for a message that never arrives."""
     if message:
         line = f"turbogr: error: {message}. The run continues from its last checkpoint with --resume"

@@ -102,18 +102,18 @@ class ShardedTable:
         if num_rows == self.num_rows:
             draw_rows(self.weight, self.owned(), seed)
             return
-        slots, rows = self._slots_of(first, num_rows)
+        slots, rows = self.held_rows(first, num_rows)
         values = torch.empty(slots.numel(), self.dim)
         draw_rows(values, rows, seed)
         self.weight[slots.to(self.weight.device)] = values.to(self.weight.device)
 
     def assign(self, first: int, values: Tensor) -> None:
         """Set the rows from `first` on to `values` [n, dim]."""
-        slots, rows = self._slots_of(first, values.shape[0])
+        slots, rows = self.held_rows(first, values.shape[0])
         device = self.weight.device
         self.weight[slots.to(device)] = values.to(device)[rows.to(device)]
 
-    def _slots_of(self, first: int, num_rows: int) -> tuple[Tensor, Tensor]:
+    def held_rows(self, first: int, num_rows: int) -> tuple[Tensor, Tensor]:
         """Return this rank's slots of rows first, first + 1, ..., and which of them they are, counted from 0."""
         owned = self.owned()
         slots = ((owned >= first) & (owned < first + num_rows)).nonzero().flatten()
@@ -304,7 +304,7 @@ class ShardedTable:
 
     def _row_order_plan(self, first: int, num_rows: int) -> _RowOrderPlan:
         bounds = self._row_order_bounds(num_rows)
-        slots, rows = self._slots_of(first, num_rows)
+        slots, rows = self.held_rows(first, num_rows)
         rows, by_row = rows.sort()
         cuts = torch.searchsorted(rows, torch.tensor(bounds))
         begin, end = bounds[self.mesh.member], bounds[self.mesh.member + 1]

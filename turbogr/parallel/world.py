@@ -24,7 +24,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from turbogr.accelerators import available_accelerator
 from turbogr.errors import RankLost, ReportedByOtherRank, UserError
-from turbogr.parallel.heartbeat import Heartbeat
+from turbogr.parallel.heartbeat import Heartbeat, end_process
 from turbogr.parallel.job_identity import NO_JOB, Job, own_part
 from turbogr.parallel.rendezvous import wait_for_ranks
 from turbogr.parallel.store_connection import StoreConnection
@@ -38,6 +38,7 @@ _ERROR_WAIT_SECONDS = 1.0  # connections may break a moment before the rank has 
 
 _heartbeat: Heartbeat | None = None
 _aborting = False
+_before_ending: Callable[[], object] | None = None
 _kept: list[Any] = []
 
 
@@ -226,6 +227,25 @@ def set_heartbeat_timeout(seconds: float | None) -> None:
         _heartbeat.timeout = seconds
 
 
+@contextmanager
+def before_ending(work: Callable[[], object]) -> Iterator[None]:
+    """Call `work` in the thread of the heartbeat before it ends this process; other threads may be running."""
+    global _before_ending
+    _before_ending = work
+    try:
+        yield
+    finally:
+        _before_ending = None
+
+
+def _end(message: str) -> None:
+    try:
+        if _before_ending is not None:
+            _before_ending()
+    finally:
+        end_process(message)
+
+
 def mark_aborting() -> None:
     """Declare that this process closes its own connections: when one breaks, no thread searches for the cause."""
     global _aborting
@@ -274,6 +294,7 @@ def _initialise(timeout: float, start_timeout: float) -> None:
             _HEARTBEAT_TIMEOUT_SECONDS,
             store_host=f"the job's store ({host})",
             hosts_store=hosts_store,
+            end=_end,
         )
         _heartbeat.start()
     except (RuntimeError, ValueError, KeyError) as error:

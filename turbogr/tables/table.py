@@ -97,6 +97,10 @@ class Table(Protocol):
         """Set the rows from `first` on to `values` [n, dim]."""
         ...
 
+    def held_rows(self, first: int, num_rows: int) -> tuple[Tensor, Tensor]:
+        """Return this process's slots of rows first, first + 1, ..., and which of them they are, counted from 0."""
+        ...
+
     def gather(self, first: int, num_rows: int) -> Tensor:
         """Return `num_rows` rows from row `first` on, whole, on every rank."""
         ...
@@ -175,6 +179,10 @@ class LocalTable:
 
     def assign(self, first: int, values: Tensor) -> None:
         self.weight[first : first + values.shape[0]].copy_(values)
+
+    def held_rows(self, first: int, num_rows: int) -> tuple[Tensor, Tensor]:
+        rows = torch.arange(num_rows)
+        return rows + first, rows
 
     def gather(self, first: int, num_rows: int) -> Tensor:
         return self.weight[first : first + num_rows]

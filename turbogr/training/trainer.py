@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import json
 import socket
+import sys
+import threading
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
 from turbogr.checkpoints import Checkpoints
 from turbogr.config import Config
@@ -27,12 +30,12 @@ from turbogr.data.cost import CostModel
 from turbogr.data.loader import Loader
 from turbogr.data.split import Split
 from turbogr.data.store import Store
-from turbogr.errors import UserError
+from turbogr.errors import RankLost, UserError
 from turbogr.evaluation.job_pool import Interrupted
 from turbogr.evaluation.metric_info import one_per_family
 from turbogr.files import replace_text
 from turbogr.parallel.mesh import Mesh
-from turbogr.parallel.world import World
+from turbogr.parallel.world import World, before_ending
 from turbogr.progress import Progress, Window
 from turbogr.tables.working_set import WorkingSets
 from turbogr.training.bad_steps import BadStep, NonFiniteError, RewindNeeded, decide, examine, is_bad
@@ -45,13 +48,16 @@ from turbogr.training.pipeline.executor import Executor, PendingBatch
 from turbogr.training.pipeline.serial import Serial
 from turbogr.training.pipeline.workers import stage
 from turbogr.training.step import Measured, Stepper
-from turbogr.training.step_clock import StepClock, time_shares
+from turbogr.training.step_clock import StepClock
 from turbogr.training.stopping import AgreedStop
 from turbogr.training.stragglers import StragglerReport, StragglerWatch
+from turbogr.training.survivor_state import load_parts, newest_parts, remove_parts, save_part
 from turbogr.training.timeline import Timeline
+from turbogr.training.training_record import training_record
 
 Status = Literal["finished", "stopped early", "interrupted"]
 
+_UPDATE_SECONDS = 10.0
 _PROFILED_STEPS = range(10, 15)
 
 
@@ -124,6 +130,8 @@ class Trainer:
         self.progress = Progress()
         self.until_epoch: int | None = None
         """Epoch after which training pauses: it ends as if interrupted, to be resumed."""
+        self._updating, self._is_between_steps = threading.Lock(), True
+        """While an update begins, `progress` and what is updated do not fit together; nor if it has failed."""
         self._profiler = Profiler()
         self._bad_steps: list[tuple[BadStep, str]] = []
         """Bad steps that are not recorded yet, and what was done about each."""
@@ -150,8 +158,38 @@ class Trainer:
         """Go back to the newest checkpoint; without one, start from the beginning."""
         self.checkpoints.sweep()
         step = self.checkpoints.newest()
+        if self._resume_from_survivors(-1 if step is None else step):
+            return
         if step is not None:
             self._load(step)
+
+    def _resume_from_survivors(self, newest: int) -> bool:
+        """Take over what the ranks that remained of an earlier attempt have kept, if it is newer than a checkpoint."""
+        parts = self.world.gather_objects(newest_parts(self.run, newest) if self.world.is_first else [])[0]
+        if parts:
+            self.progress, past_weights = load_parts(parts, self.run, self.stepper)
+            self._continue_with(past_weights)
+            self.checkpoints.save(self.state(), self.progress)
+        self.world.run_on_first(lambda: remove_parts(self.run))
+        return bool(parts)
+
+    def _keep_for_survivors(self) -> None:
+        """Another rank is lost: keep what this one has, so that no step since the last checkpoint is lost."""
+        step = self.progress.step
+        if step in self.checkpoints.steps():
+            return
+        if not (self._is_between_steps and self.executor.is_complete()):
+            print(f"the updates of step {step} are not complete, so the last checkpoint counts", file=sys.stderr)
+            return
+        with suppress(OSError):  # what ended the job is what the user must know
+            self.progress.wall_seconds = time.perf_counter() + self._wall_offset
+            at_start = self.progress.loader["step"] == 0
+            save_part(self.run, self.stepper, self.progress, [] if at_start else self.executor.past_weights())
+
+    def _keep_while_waiting(self) -> None:
+        """The same, in another thread, while the main thread waits for a rank that does not answer."""
+        if self._updating.acquire(timeout=_UPDATE_SECONDS):
+            self._keep_for_survivors()  # and no update begins any more: the process ends
 
     def _load(self, step: int) -> None:
         """Take over the state of a checkpoint."""
@@ -160,6 +198,10 @@ class Trainer:
         state = self.stepper.state(past_weights)
         self.progress = self.checkpoints.restore(state, step)
         self.stepper.adopt(state, past_weights)
+        self._continue_with(past_weights)
+
+    def _continue_with(self, past_weights: Sequence[Sequence[Tensor]]) -> None:
+        """Go on as `self.progress` says; the tensors are loaded already."""
         self.executor.restore_past_weights(past_weights)
         self.loader.load_state_dict(self.progress.loader)
         if self.progress.selected_by not in (None, self.selected_by):
@@ -195,7 +237,7 @@ class Trainer:
         self.stop = stop = AgreedStop(self.world)
         if self.config.train.timeline == "all":
             self.timeline.stream_to(self.run)
-        with stop:
+        with stop, before_ending(self._keep_while_waiting):
             while True:
                 try:
                     with self._tracker() as tracker:
@@ -203,6 +245,9 @@ class Trainer:
                     break
                 except RewindNeeded as request:
                     self._go_back(request.bad)
+                except RankLost:
+                    self._keep_for_survivors()
+                    raise
         progress = self.progress
         return TrainResult(
             self.run,
@@ -327,18 +372,20 @@ class Trainer:
             self._leave_out(pending, sets, measured)
             skips = True
         factor = lr_factor(pending.step, self.num_steps, optimizer)
-        with stage("update", pending.step):
+        with stage("update", pending.step), self._updating:
+            self._is_between_steps = False
             if skips:
                 executor.skip(pending, sets, reduced)
             else:
                 executor.update(pending, sets, reduced, measured.grad_norm, factor)
-        progress.step += 1
+            progress.step += 1
+            progress.loader = pending.position
+            self._is_between_steps = True
+        progress.window.lr = optimizer.lr * factor
+        self._count(pending, None if skips else measured, clock)
         if self.config.parallel.check_every and progress.step % self.config.parallel.check_every == 0:
             executor.finish_updates()
             stepper.check_replicas(executor.updated, progress.step)
-        progress.loader = pending.position
-        progress.window.lr = optimizer.lr * factor
-        self._count(pending, None if skips else measured, clock)
 
     def _leave_out(self, pending: PendingBatch, sets: WorkingSets, measured: Measured) -> None:
         """Note a bad step whose update is left out, or raise what train.on_bad_step demands."""
@@ -453,30 +500,12 @@ class Trainer:
         tracker.say(f"epoch {self.epoch():g}  {self.part}  {figures}{'  best so far' if better else ''}")
 
     def _record_training(self, tracker: Tracker | SilentTracker) -> None:
-        progress, window = self.progress, self.progress.window
-        if not window.trained:
-            return
-        seconds = max(window.seconds, 1e-9)
-        values = {
-            "epoch": self.epoch(),
-            "loss": window.loss_sum / window.trained,
-            "lr": window.lr,
-            # Another quantity has another name: rows that are updated later are not summed yet when a step ends.
-            "grad_norm" if window.grad_norm_summed else "grad_norm_of_parts": window.grad_norm,
-            "tokens": progress.tokens,
-            "tokens_per_second": window.tokens / seconds,
-            "sequences_per_second": window.sequences / seconds,
-            "elapsed": progress.seconds,
-            **time_shares(window, seconds),
-        }
-        shown = {"loss": f"{values['loss']:.3f}", "tokens/s": f"{values['tokens_per_second']:,.0f}"}
-        if self.peak_flops is not None:
-            values["mfu_strict"] = window.strict_flops / seconds / self.peak_flops
-            values["mfu_nominal"] = window.nominal_flops / seconds / self.peak_flops
-            shown["mfu"] = f"{values['mfu_strict']:.1%}"
-        tracker.show(**shown)
-        progress.metrics_bytes = tracker.record("train", progress.step, values)
-        progress.window = Window()
+        progress = self.progress
+        if progress.window.trained:
+            values, shown = training_record(progress, epoch=self.epoch(), peak_flops=self.peak_flops)
+            tracker.show(**shown)
+            progress.metrics_bytes = tracker.record("train", progress.step, values)
+            progress.window = Window()
 
     def _tracker(self) -> Tracker | SilentTracker:
         if not self.world.is_first:

@@ -96,6 +96,10 @@ class Executor(Protocol):
         """Leave the update out, in its place: later batches read the rows as if it had changed nothing."""
         ...
 
+    def is_complete(self) -> bool:
+        """Whether all updates of the steps so far are done in this process, without waiting."""
+        ...
+
     def finish_updates(self) -> None:
         """Wait until all updates of the steps so far are done."""
         ...

@@ -146,6 +146,9 @@ class ReadsAhead(Pipelined):
     def _update_nothing(self, pending: PendingBatch) -> list[Tensor]:
         return self._no_slots()
 
+    def is_complete(self) -> bool:
+        return all(job.succeeded() for job in self._updates)
+
     def finish_updates(self) -> None:
         while self._updates:
             self.updated = self._updates.popleft().result()

@@ -94,6 +94,9 @@ class Serial:
         """Return the slots of an update that changes nothing, by group."""
         return [torch.empty(0, dtype=torch.int64, device=weight.device) for weight in self.stepper.tables.weights]
 
+    def is_complete(self) -> bool:
+        return True
+
     def finish_updates(self) -> None: ...
 
     def past_weights(self) -> list[list[Tensor]]:

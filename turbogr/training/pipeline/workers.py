@@ -62,6 +62,9 @@ class Job:
     def done(self) -> bool:
         return self._future.done()
 
+    def succeeded(self) -> bool:
+        return self._future.done() and self._future.exception() is None
+
     def result(self) -> Any:
         """Wait for the work and return what it returned, ready for the device work of the calling thread.
 
