@@ -9,7 +9,7 @@ from typing import Any
 from turbogr.cli import main
 from turbogr.training.step import Stepper
 
-_SECONDS_PER_STEP = 0.1
+_SECONDS_PER_STEP = 0.2
 
 
 def _slow_down() -> None:
