@@ -1,4 +1,4 @@
-"""When Triton's backend is chosen, and what the user is told when it cannot be."""
+"""When Triton's backend is chosen, and what the message says when it cannot be."""
 
 from __future__ import annotations
 

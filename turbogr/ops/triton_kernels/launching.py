@@ -35,7 +35,7 @@ def padded(size: int) -> int:
 
 
 def input_precision(precision: str, target: str) -> str:
-    """What `tl.dot` is told: on NVIDIA fp32 is three products in TF32, as exact as fp32 and on the matrix units."""
+    """The precision for `tl.dot`: on NVIDIA fp32 is three products in TF32, nearly as exact, on the matrix units."""
     if precision == "tf32" and target != "interpreter":
         return "tf32"
     return "tf32x3" if precision == "fp32" and target == "cuda" else "ieee"
