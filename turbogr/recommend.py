@@ -133,6 +133,11 @@ class Recommender:
         self._opened = opened
         self.result: TrainResult | None = None
 
+    @property
+    def precision(self) -> str:
+        """What the model computes in: `train.precision` of its run."""
+        return "fp32" if self._opened is None else self._opened.config.train.precision
+
     def recommend(
         self,
         who: Any = None,

@@ -18,12 +18,13 @@ from turbogr.peak import Peak
 @pytest.fixture(autouse=True)
 def _no_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
     def measured(case: Case) -> dict[str, object]:
-        speed = 10.0 if case.backend == "reference" else 50.0
+        speed = 10.0 if case.backend == "reference" else 60.0 if case.precision == "bf16" else 50.0
         return {
             "tokens_per_second": speed,
             "strict_flops_per_second": 2e10,
             "nominal_flops_per_second": 5e10,
             "peak_memory_bytes": 2**20,
+            "activation_bytes": 520 if case.precision == "bf16" else 1000,
             "profile": {"hstu_attention": 3.0, "between operators": 1.0},
         }
 
@@ -34,6 +35,8 @@ def _no_measuring(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_figures_and_the_papers_column() -> None:
     record, result = run_benchmark("train", ["cases=ml1m,fuxi_long"])
     assert record.figures["ml1m_vs_reference"] == 5.0
+    assert record.figures["fuxi_long_bf16_speedup"] == 1.2
+    assert record.figures["ml1m_bf16_activation_saving"] == pytest.approx(0.48)
     assert record.figures["fma_peak_gflops"] == 100 and record.figures["gemm_library_gflops"] == 50
     assert record.figures["fuxi_long_mfu_strict"] == pytest.approx(0.2)
     assert record.figures["fuxi_long_mfu_nominal"] == pytest.approx(0.5)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.ops.judging import instruction_set, needs_kernels
+from tests.ops.judging import instruction_set, needs_kernels, plain_pytorch
 from turbogr.cli import main
 from turbogr.config import MAX_TIME_BUCKETS, ModelConfig
 from turbogr.models import golden as golden_module
@@ -72,6 +72,36 @@ def test_what_we_write_is_what_we_compute(tmp_path: Path, name: str, backend: st
     assert max(row.error for row in differences) < 5e-6
     assert all(golden.tensors[row.name].abs().max() > 0 for row in differences)
     assert [file.name for file in tmp_path.iterdir()] == ["ours.npz"]
+
+
+def errors_in_bf16(golden: Golden, backend: str, plain: bool) -> dict[str, float]:
+    """Errors of our model in bf16 or, with `plain`, of PyTorch with all of the model in bf16."""
+    model, table, ids, times, lengths = golden.build(torch.bfloat16 if plain else torch.float32)
+    model.precision = "bf16"
+    with registry.backend(backend):
+        results = golden_module._run(model, table, ids, times, lengths, golden.tensors["cotangent"].to(table.dtype))
+    return {key: relative_error(value.double(), golden.tensors[key].double()) for key, value in results.items()}
+
+
+@needs_kernels
+@pytest.mark.parametrize("name", [*built_in_names("block"), "hstu.npz", "fuxi.npz"])
+def test_in_bf16_the_error_is_at_most_twice_that_of_plain_pytorch(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "ours.npz"
+    if name.endswith(".npz"):
+        if GOLDEN is None:
+            pytest.skip("TURBOGR_TEST_GOLDEN does not name the folder of golden files")
+        path = Path(GOLDEN) / name
+    else:
+        write_golden(path, named(name), seed=3)
+    golden = Golden.read(path)
+    ours = {backend: errors_in_bf16(golden, backend, plain=False) for backend in ("cpu", "reference")}
+    with plain_pytorch():
+        plain = errors_in_bf16(golden, "reference", plain=True)
+    for backend, errors in ours.items():
+        assert errors.keys() == plain.keys()
+        for key, error in errors.items():
+            # Plain PyTorch may come out better than one rounding by luck.
+            assert error <= 2 * max(plain[key], 2**-8), (backend, key)
 
 
 @pytest.mark.parametrize("name", built_in_names("block"))

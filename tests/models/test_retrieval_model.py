@@ -9,6 +9,7 @@ import torch
 
 from turbogr.config import LossConfig, ModelConfig
 from turbogr.data.batching import Batch
+from turbogr.errors import UserError
 from turbogr.jagged import Jagged
 from turbogr.layers.tokens import Tokens
 from turbogr.models import RetrievalModel
@@ -220,3 +221,17 @@ def test_recomputing_keeps_the_inputs_of_blocks_alone_and_changes_no_gradient(
     inputs_kept, recomputed = gradients()
     assert inputs_kept < all_kept / 2
     assert all(torch.equal(a, b) for a, b in zip(expected, recomputed, strict=True))
+
+
+def test_a_block_in_plain_pytorch_learns_how_to_compute_in_bf16(
+    table: LocalTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make_model("hstu")
+    block = model.blocks[0]
+    monkeypatch.setattr(type(block), "forward", lambda self, x, tokens: x @ self.uvqk[:, :16])
+    assert outputs(model, table, make_batch([3])).dtype == torch.float32
+    model.precision = "bf16"
+    with pytest.raises(UserError, match=r"'hstu' does not compute in bf16: .*write x @ weight\.to\(x\.dtype\)"):
+        outputs(model, table, make_batch([3]))
+    monkeypatch.setattr(type(block), "forward", lambda self, x, tokens: x @ self.uvqk[:, :16].to(x.dtype))
+    assert outputs(model, table, make_batch([3])).dtype == torch.float32

@@ -28,6 +28,14 @@ def with_gradients(
     return [out.detach().double(), *(g.double() for g in grads)]
 
 
+@contextmanager
+def plain_pytorch() -> Iterator[None]:
+    """Let the reference compute bf16 step by step in bf16, as PyTorch does, instead of by our definition."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(registry, "_in_precision", lambda implementation, dtype: implementation)
+        yield
+
+
 def assert_close_as_plain(
     function: Callable[..., Tensor], inputs: Sequence[Tensor], grad: Tensor, names: Sequence[str]
 ) -> None:

@@ -44,6 +44,7 @@ class Case:
     shortest: int = 1
     num_negatives: int = 128
     backend: str = "auto"
+    precision: str = "fp32"
     threads: int = 0
     seconds: float = 10.0
     min_steps: int = 1
@@ -106,6 +107,7 @@ def measure(case: Case) -> dict[str, Any]:
             "peak_memory_bytes": _resident_bytes("VmHWM") - idle,
             "num_parameters": trainer.task.num_parameters,
         }
+        result["activation_bytes"] = _activation_bytes(trainer, batches[0])
         if case.profile:
             # Average several steps if they are short; a long one varies little.
             count = max(1, min(len(batches), int(2 * window.steps / elapsed)))
@@ -113,12 +115,28 @@ def measure(case: Case) -> dict[str, Any]:
     return result
 
 
+def _activation_bytes(trainer: Trainer, batch: Batch) -> int:
+    """Bytes that the forward of one step leaves for its backward, without parameters."""
+    parameters = {parameter.untyped_storage().data_ptr() for parameter in trainer.model.parameters()}
+    kept: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if tensor.is_floating_point() and storage.data_ptr() not in parameters:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        trainer.step(batch)
+    return sum(kept.values())
+
+
 def _make_trainer(case: Case, folder: Path) -> Trainer:
     config = Config(
         model=parse(ModelConfig, case.model, "case"),
         loss=LossConfig(num_negatives=case.num_negatives),
         data=DataConfig(batch_size=case.batch_size),
-        train=TrainConfig(tensorboard=False),
+        train=parse(TrainConfig, {"tensorboard": False, "precision": case.precision}, "case"),
     )
     config = resolve(config, num_items=case.num_items, num_sequences=2**20, typical_length=1, longest_length=2**31)
     assert config.model.max_len is not None

@@ -5,8 +5,9 @@ Compared with: our reference operators (plain PyTorch) and RecTools' HSTUModel o
 Keys, for case C: `C_tokens_per_second`, `C_mfu_strict`, `C_mfu_nominal`, `C_peak_memory_bytes`; `ml1m` and `d256` also
 `C_reference_tokens_per_second`, `C_reference_peak_memory_bytes`, `C_vs_reference`; `ml1m_rectools_tokens_per_second`,
 `ml1m_vs_rectools`, and with freed memory kept for RecTools too, as we do for ourselves:
-`ml1m_rectools_kept_tokens_per_second`, `ml1m_vs_rectools_kept`; `fma_peak_gflops`, `gemm_library_gflops` (also as
-`gemm_peak_gflops`).
+`ml1m_rectools_kept_tokens_per_second`, `ml1m_vs_rectools_kept`; `C_bf16_speedup` and `C_bf16_activation_saving`, what
+`train.precision=bf16` makes of the tokens/s and of the bytes that a forward leaves for its backward; `fma_peak_gflops`,
+`gemm_library_gflops` (also as `gemm_peak_gflops`).
 
 Cases: `ml1m` (HSTU at d = 50, 2 blocks, one head, lengths as in MovieLens-1M), `d256` (4 blocks, 4 heads of 64,
 lengths up to 1024), and the paper's presets with the lengths of KuaiRand-27K. Each runs in its own process. MFU is a
@@ -58,6 +59,7 @@ SETTINGS: dict[str, Any] = {
     "rectools_python": "",  # interpreter of an environment with rectools[torch]==0.19.0
     "threads": 0,  # 0: as many as torch uses
     "gemm": "auto",  # which library computes large products; see train.gemm
+    "bf16": True,  # also measure every case in bf16
     "profile": True,  # also time steps by operator
     "merge": "",  # an earlier record of this benchmark whose figures of other cases are kept
 }
@@ -126,6 +128,11 @@ def _measure(
         figures[f"{name}_reference_tokens_per_second"] = slow["tokens_per_second"]
         figures[f"{name}_reference_peak_memory_bytes"] = slow["peak_memory_bytes"]
         figures[f"{name}_vs_reference"] = speed / slow["tokens_per_second"]
+    if settings["bf16"]:
+        narrow = dataclasses.replace(case, precision="bf16", profile=False)
+        half = measured(f"{name}, bf16", lambda: measure_in_child(narrow))
+        figures[f"{name}_bf16_speedup"] = half["tokens_per_second"] / speed
+        figures[f"{name}_bf16_activation_saving"] = 1 - half["activation_bytes"] / ours["activation_bytes"]
     if name == "ml1m":
         if not settings["rectools_python"]:
             notes.append("RecTools was not compared: give its interpreter with --set rectools_python=PATH")

@@ -129,6 +129,8 @@ def _evaluate(args: argparse.Namespace, world: World) -> None:
     delivered = {} if better is None else {"delivered": Measured.of(better)}
     measured = {**delivered, "model": Measured.of(result), **baselines}
     protocol = f"{result.protocol}; {describe_checkpoint(opened.config, opened.split, opened.checkpoint, args.part)}"
+    if opened.config.train.precision != "fp32":
+        protocol += f"; the model computes in {opened.config.train.precision}"
     coverage = None
     if _is_standard(args, opened):
         coverage = opened.task.coverage(opened.tables, opened.store, opened.split, args.part)

@@ -149,7 +149,9 @@ def run(args: argparse.Namespace) -> int:
         about = partial(recommender.item_columns, names=[name for name in args.item_columns.split(",") if name])
         num_rows, num_empty = write_recommendations(args.out, lists, *text_ids, about)
     print("".join(f"{line}\n" for line in example), end="")
-    print(f"{num_rows:,} recommendations written to {args.out}", file=sys.stderr)
+    precision = recommender.precision
+    computed = "" if precision == "fp32" else f" (the model computes in {precision})"
+    print(f"{num_rows:,} recommendations written to {args.out}{computed}", file=sys.stderr)
     if num_empty:
         why = "they have seen every item; --include-seen recommends these again"
         if args.include_items is not None or args.exclude_items is not None:

@@ -319,6 +319,8 @@ class TrainConfig:
 
     `checkpoint_every` counts steps between checkpoints besides those after each evaluation (unset: only those).
     `keep_checkpoints` is how many of the newest stay; the best one always does.
+    `precision` is that of the activations and of the products they are part of. With `bf16` activations take half the
+    memory; parameters, optimisers, norms, sums and loss stay fp32. On a CPU products run in fp32 and are not faster.
     `recompute` keeps the inputs of the blocks alone for the backward pass and computes what is inside them once more:
     the same weights with a fraction of the memory, in about a third more time.
     `gemm` is which library computes the products with weights of more than 131,072 elements on a CPU: `torch` (the one
@@ -344,6 +346,7 @@ class TrainConfig:
     threads: int | None = None
     backend: str = field(default="auto", metadata={"kind": "backend"})
     gemm: str = "auto"
+    precision: Literal["fp32", "bf16"] = "fp32"
     recompute: bool = False
     log_every: int = 10
     checkpoint_every: int | None = None

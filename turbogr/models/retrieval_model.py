@@ -32,7 +32,8 @@ class RetrievalModel(nn.Module):
 
     The config must be resolved: every size is set. `options` are the sections of its components, by name. Parameters
     have no values until `reset_parameters`. With `recompute`, a backward pass keeps only the input of every block and
-    computes what is inside once more. `features` are the widths of the features' rows by name; they are added to the
+    computes what is inside once more. With the `precision` bf16 the blocks take and return bf16, and outputs are fp32
+    again. `features` are the widths of the features' rows by name; they are added to the
     tokens, projected where the width is not the model's.
     """
 
@@ -42,10 +43,11 @@ class RetrievalModel(nn.Module):
         *,
         options: Mapping[str, Any] | None = None,
         recompute: bool = False,
+        precision: str = "fp32",
         features: Mapping[str, int] | None = None,
     ) -> None:
         super().__init__()
-        self.recompute = recompute
+        self.recompute, self.precision = recompute, precision
         config = config.with_preset()
         assert config.dim and config.max_len and config.num_blocks, "resolve the config first"
         self.config = config
@@ -105,6 +107,19 @@ class RetrievalModel(nn.Module):
             assert features is not None, "the model has features"
             dropout = tokens.dropout(self.config.dropout, _FEATURE_SITE + number)
             x_td = x_td + keyed_dropout(self._project(name, features[name]), dropout, batch.events)
+        given, x_td = x_td.dtype, x_td.to(torch.bfloat16 if self.precision == "bf16" else x_td.dtype)
+        try:
+            x_td = self._pass_through_blocks(x_td, tokens)
+        except RuntimeError as error:
+            if self.precision == "fp32" or "dtype" not in str(error):
+                raise
+            raise UserError(
+                f"the block '{self.config.name}' does not compute in {self.precision}: {error}. It gets bf16 vectors "
+                "and has fp32 parameters: write x @ weight.to(x.dtype), use our operators, or set train.precision=fp32"
+            ) from error
+        return x_td.to(given)
+
+    def _pass_through_blocks(self, x_td: Tensor, tokens: Tokens) -> Tensor:
         for block in self.blocks:
             if self.recompute and torch.is_grad_enabled():
                 # What is dropped follows from keys, not from a generator whose state would have to be kept.

@@ -37,6 +37,14 @@ def check_dtypes(dtype: torch.dtype, **tensors: Tensor | None) -> None:
             raise ValueError(f"{name} must be {dtype} like the other tensors, got {tensor.dtype}; convert it first")
 
 
+def check_parameters(dtype: torch.dtype, **tensors: Tensor | None) -> None:
+    """Require the type of the activations, or fp32 beside bf16 activations (`precision.py`)."""
+    for name, tensor in tensors.items():
+        if tensor is None or (dtype == torch.bfloat16 and tensor.dtype == torch.float32):
+            continue
+        check_dtypes(dtype, **{name: tensor})
+
+
 def check_choice(name: str, value: str, choices: Sequence[str]) -> None:
     """Require one of the choices."""
     if value not in choices:

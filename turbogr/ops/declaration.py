@@ -10,8 +10,10 @@
 
     set_gradient(_scale, _scale_backward, of="x")
 
-The schema comes from the annotations. A fake (the shapes for `torch.compile`) takes the arguments that it names, by
-name. So does the gradient: what the backward operator's parameters name is saved in the forward pass.
+The schema comes from the annotations. A function for CPUs computes in fp32: given bf16 tensors it gets what
+`precision.py` says, and its results are rounded to the types of the fake's. A fake (the shapes for `torch.compile`)
+takes the arguments that it names, by name. So does the gradient: what the backward operator's parameters name is saved
+in the forward pass.
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ from typing import Any, get_args, get_origin, get_type_hints
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
+
+from turbogr.ops.precision import compute_in_fp32
 
 _TYPES: dict[Any, str] = {
     Tensor: "Tensor",
@@ -80,9 +84,11 @@ def torch_operator(
         library = _libraries[namespace]
         parameters, called = _parameters(function)
         library.define(f"{base}{derive_schema(function, mutates)}")
+        by_name = (lambda *args: None) if fake is None else _taking_by_name(fake, list(parameters))
+        if fake is not None and device == "CPU":
+            called = compute_in_fp32(called, by_name, list(parameters))
         for key in device.split():
             library.impl(base, called, key)
-        by_name = (lambda *args: None) if fake is None else _taking_by_name(fake, list(parameters))
         torch.library.register_fake(f"{namespace}::{base}", by_name, lib=library)
         made: OpOverload[..., Any] = getattr(getattr(torch.ops, namespace), base).default
         _declarations[made] = _Declaration(parameters, tuple(outputs.split()))

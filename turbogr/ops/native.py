@@ -13,6 +13,7 @@ import ctypes
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -265,3 +266,6 @@ def library() -> ctypes.CDLL:
 _library, _problem = _load()
 BACKEND = Backend("cpu", devices=("cpu",), dtypes=(torch.float32,), problem=_problem)
 """The `BACKEND` of a module with functions on these kernels."""
+
+MODEL_BACKEND = replace(BACKEND, dtypes=(torch.float32, torch.bfloat16))
+"""The same for what models compute: declared functions, whose activations may be bf16 (`precision.py`)."""

@@ -20,7 +20,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from turbogr.errors import UserError, did_you_mean, warn_caller
+from turbogr.ops.precision import define_in_bf16
 
 
 @dataclass(frozen=True)
@@ -229,7 +230,7 @@ def choose(operator: str, device: torch.device, dtype: torch.dtype) -> Callable[
     key = (operator, device.type, dtype)
     found = _chosen.get(key)
     if found is None:
-        found = _chosen[key] = _decide(operator, device, dtype)
+        found = _chosen[key] = _in_precision(_decide(operator, device, dtype), dtype)
     return found.function
 
 
@@ -247,6 +248,13 @@ def _decide(operator: str, device: torch.device, dtype: torch.dtype) -> Implemen
                 _warn_of_device(device)
             return implementation
     raise AssertionError(f"operator '{operator}' has no reference backend")
+
+
+def _in_precision(implementation: Implementation, dtype: torch.dtype) -> Implementation:
+    """What computes in this type: the reference is wrapped by the definition of bf16, other backends have their own."""
+    if dtype != torch.bfloat16 or implementation.backend.name != REFERENCE.name:
+        return implementation
+    return replace(implementation, function=define_in_bf16(implementation.function))
 
 
 def _warn_of_problems(operator: str, device: torch.device) -> None:

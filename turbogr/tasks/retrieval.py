@@ -51,6 +51,7 @@ class RetrievalTask(Task):
             config.model,
             options=config.options,
             recompute=config.train.recompute,
+            precision=config.train.precision,
             features={feature.name: feature.dim for feature in self.features},
         )
         self.delivered: Delivered | None = None

@@ -416,6 +416,12 @@ def _resumed_record(run: Path, config: Config, store: Store, changes: list[str])
 
 def _say_what_starts(trainer: Trainer, changes: list[str], why_mesh: str, about_repeats: str | None = None) -> None:
     loader, store = trainer.loader, trainer.store
+    if trainer.config.train.precision == "bf16" and trainer.device.type == "cpu":
+        warn_caller(
+            "train.precision=bf16 stores activations in bf16, in half the memory. The products of our kernels run in "
+            "fp32 on this processor, so training is not faster",
+            Note,
+        )
     lines = [
         *changes,
         f"{_describe_model(trainer.task, trainer.config)}{trainer.task.num_parameters:,} dense parameters, "

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from tests.ops.attention_inputs import AttentionInputs, make_inputs
-from tests.ops.judging import with_gradients
+from tests.ops.judging import plain_pytorch, with_gradients
 from tests.ops.masked_attention import MASKS, OPERATORS, make_mask
 from turbogr.ops import registry
 from turbogr.ops.jagged_attention.reference import bucket_boundaries, position_weights
@@ -22,7 +22,8 @@ def assert_close(operator: str, inputs: AttentionInputs, mask: str | None, dtype
     # What rounding the inputs costs is not the kernels' doing.
     leaves, grad = [x.to(dtype).double() for x in kind.leaves(inputs)], kind.grad(inputs).to(dtype).double()
     exact = with_gradients(function, leaves, grad, "reference", torch.float64)
-    plain = with_gradients(function, leaves, grad, "reference", dtype)
+    with plain_pytorch():
+        plain = with_gradients(function, leaves, grad, "reference", dtype)
     ours = with_gradients(function, leaves, grad, "triton", dtype)
     smallest = 1e-6 if dtype == torch.float32 else 4e-3  # half a unit in the last place of bf16
     for name, e, p, o in zip(("out", *kind.names), exact, plain, ours, strict=True):

@@ -7,7 +7,7 @@ from typing import get_args
 from torch import Tensor
 
 from turbogr.ops import registry
-from turbogr.ops.checks import check_choice, check_dtypes, check_keys, check_shape
+from turbogr.ops.checks import check_choice, check_dtypes, check_keys, check_parameters, check_shape
 from turbogr.ops.norm_linear import Norm
 from turbogr.random import Dropout
 
@@ -38,7 +38,8 @@ def gated_linear(
     check_shape("residual", residual, (x.shape[0], weight.shape[1]))
     if bias is not None:
         check_shape("bias", bias, (weight.shape[1],))
-    check_dtypes(x.dtype, gate=gate, residual=residual, weight=weight, bias=bias)
+    check_dtypes(x.dtype, gate=gate, residual=residual)
+    check_parameters(x.dtype, weight=weight, bias=bias)
     check_choice("norm", norm, get_args(Norm))
     if dropout is not None:
         check_keys(keys, x.shape[0])

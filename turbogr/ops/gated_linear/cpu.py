@@ -10,7 +10,7 @@ from turbogr.ops.native import DROPOUT, Kernel, dropout_arguments, pointer
 from turbogr.ops.norm_linear.cpu import NORMS, is_small, strided_rows
 from turbogr.random import Dropout
 
-BACKEND = native.BACKEND
+BACKEND = native.MODEL_BACKEND
 
 _fused_kernel = Kernel(
     "gated_linear",
@@ -34,9 +34,9 @@ _gate_backward_kernel = Kernel(
 )
 
 
-def _empty_outputs(x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+def _empty_outputs(x: Tensor, residual: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """The result, and for the backward the mean and the inverse deviation of each row of x."""
-    return residual.new_empty(residual.shape), x.new_empty(x.shape[0], 2)
+    return residual.new_empty(residual.shape), weight.new_empty(x.shape[0], 2)
 
 
 @torch_operator("gated_linear", outputs="out moments", fake=_empty_outputs)
@@ -55,7 +55,7 @@ def _forward(
     x, gate = strided_rows(x), strided_rows(gate)
     keys = None if keys is None else native.int64(keys)
     if is_small(weight):
-        out, moments = _empty_outputs(x, residual)
+        out, moments = _empty_outputs(x, residual, weight)
         residual, weight = strided_rows(residual), weight.contiguous()
         bias = None if bias is None else bias.contiguous()
         _fused_kernel(
@@ -103,7 +103,7 @@ def _empty_gradients(grad: Tensor, x: Tensor, gate: Tensor, weight: Tensor) -> t
         x.new_empty(x.shape),
         gate.new_empty(gate.shape),
         weight.new_empty(weight.shape),
-        grad.new_empty(grad.shape[1]),
+        weight.new_empty(grad.shape[1]),
     )
 
 

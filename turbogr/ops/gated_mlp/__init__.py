@@ -7,7 +7,7 @@ from typing import get_args
 from torch import Tensor
 
 from turbogr.ops import registry
-from turbogr.ops.checks import check_choice, check_dtypes, check_keys, check_shape
+from turbogr.ops.checks import check_choice, check_keys, check_parameters, check_shape
 from turbogr.ops.norm_linear import Norm
 from turbogr.random import Dropout
 
@@ -35,7 +35,7 @@ def gated_mlp(
     check_shape("gate_weight", gate_weight, (x.shape[1], None))
     check_shape("up_weight", up_weight, tuple(gate_weight.shape))
     check_shape("down_weight", down_weight, (gate_weight.shape[1], x.shape[1]))
-    check_dtypes(x.dtype, gate_weight=gate_weight, up_weight=up_weight, down_weight=down_weight)
+    check_parameters(x.dtype, gate_weight=gate_weight, up_weight=up_weight, down_weight=down_weight)
     check_choice("norm", norm, get_args(Norm))
     if dropout is not None:
         check_keys(keys, x.shape[0])

@@ -11,10 +11,9 @@ from turbogr.ops.keyed_dropout import cpu as keyed_dropout
 from turbogr.ops.native import DROPOUT, Kernel, dropout_arguments, pointer
 from turbogr.ops.norm_linear import cpu as norm_linear
 from turbogr.ops.norm_linear.cpu import NORMS, strided_rows
-from turbogr.ops.norm_linear.reference import normalize
 from turbogr.random import Dropout
 
-BACKEND = native.BACKEND
+BACKEND = native.MODEL_BACKEND
 
 # Up to this many elements of one weight, all that the backward needs of the three (five packed copies and three sums)
 # stays in the second-level cache.
@@ -135,7 +134,7 @@ def _chained(
     dropout: Dropout | None,
     keys: Tensor | None,
 ) -> Tensor:
-    inner = normalize(x, norm, eps)
+    inner = norm_linear.normalize(x, norm, eps)
     if dropout is not None and keys is not None:
         inner = keyed_dropout.keyed_dropout(inner, dropout, keys)
     widths = [gate_weight.shape[1]]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from turbogr.ops import registry
-from turbogr.ops.checks import check_dtypes, check_filled, check_offsets, check_shape
+from turbogr.ops.checks import check_dtypes, check_filled, check_offsets, check_parameters, check_shape
 from turbogr.ops.jagged_attention import reference
 from turbogr.ops.jagged_attention.masks import KeyRanges, check_ranges
 
@@ -64,14 +64,15 @@ def hstu_attention(
         check_ranges(visible, offsets, q.shape[0])
     if isinstance(row_scale, Tensor):
         check_shape("row_scale", row_scale, (q.shape[0],))
-        check_dtypes(q.dtype, row_scale=row_scale)
+        check_parameters(q.dtype, row_scale=row_scale)
     function = registry.choose("hstu_attention", q.device, q.dtype)
     out: Tensor = function(q, k, v, offsets, visible, *(bias or _NO_BIAS), max_len, alpha)
     if row_scale is None:
         return out
     # It is the same for all keys of a row, so it may be applied to their sum.
     ratio = max_len * row_scale
-    return out * (ratio[:, None, None] if isinstance(ratio, Tensor) else ratio)
+    scaled: Tensor = out * (ratio[:, None, None] if isinstance(ratio, Tensor) else ratio)
+    return scaled.to(out.dtype)
 
 
 def _check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
@@ -90,7 +91,7 @@ def _check_bias(bias: RelativeBias, tokens: Tensor, max_len: int) -> None:
             raise ValueError(f"{name} must be int64 seconds, got {times.dtype}")
     check_shape("position_weight", bias.position_weight, (2 * max_len - 1,))
     check_shape("time_weight", bias.time_weight, (None,))
-    check_dtypes(tokens.dtype, position_weight=bias.position_weight, time_weight=bias.time_weight)
+    check_parameters(tokens.dtype, position_weight=bias.position_weight, time_weight=bias.time_weight)
     if not 0 < bias.time_weight.numel() <= MAX_TIME_WEIGHTS:
         raise ValueError(f"time_weight needs 1 to {MAX_TIME_WEIGHTS} entries, got {bias.time_weight.numel()}")
 

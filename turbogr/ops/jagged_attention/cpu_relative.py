@@ -18,7 +18,7 @@ from turbogr.ops.jagged_attention.masks import KeyRanges, check_ranges
 from turbogr.ops.jagged_attention.reference import bucket_boundaries
 from turbogr.ops.native import Kernel, packed_heads, pointer
 
-BACKEND = native.BACKEND
+BACKEND = native.MODEL_BACKEND
 
 # Sequences up to this length are cut into smaller blocks: see "Tile sizes" in README.md. The criterion is the model's
 # longest length, not the batch's, so that a sequence gives the same output whatever it is batched with.

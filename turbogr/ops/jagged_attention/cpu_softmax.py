@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from turbogr.ops import native
@@ -12,7 +13,7 @@ from turbogr.ops.declaration import set_gradient, torch_operator
 from turbogr.ops.jagged_attention.masks import KeyRanges, check_ranges
 from turbogr.ops.native import Kernel, packed_heads, pointer
 
-BACKEND = native.BACKEND
+BACKEND = native.MODEL_BACKEND
 
 _forward_kernel = Kernel(
     "softmax_forward",
@@ -39,7 +40,7 @@ class _Inputs(NamedTuple):
 
 
 def _empty_outputs(v: Tensor) -> tuple[Tensor, Tensor]:
-    return v.new_empty(v.shape), v.new_empty(v.shape[:2])
+    return v.new_empty(v.shape), v.new_empty(v.shape[:2], dtype=torch.float32)
 
 
 def _empty_gradients(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -10,7 +10,7 @@ from turbogr.ops.declaration import set_gradient, torch_operator
 from turbogr.ops.native import DROPOUT, Kernel, dropout_arguments
 from turbogr.random import Dropout
 
-BACKEND = native.BACKEND
+BACKEND = native.MODEL_BACKEND
 
 _kernel = Kernel("keyed_dropout", f"float *x; int64 *keys; float *out; int64 num_rows, width; {DROPOUT}")
 

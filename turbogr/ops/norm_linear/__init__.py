@@ -8,7 +8,7 @@ from typing import Literal, get_args
 from torch import Tensor
 
 from turbogr.ops import registry
-from turbogr.ops.checks import check_choice, check_dtypes, check_shape
+from turbogr.ops.checks import check_choice, check_parameters, check_shape
 
 Norm = Literal["layer", "rms", "none"]
 Activation = Literal["silu", "none"]
@@ -48,7 +48,7 @@ def norm_linear_pieces(
     check_shape("weight", weight, (x.shape[1], None))
     if bias is not None:
         check_shape("bias", bias, (weight.shape[1],))
-    check_dtypes(x.dtype, weight=weight, bias=bias)
+    check_parameters(x.dtype, weight=weight, bias=bias)
     check_choice("norm", norm, get_args(Norm))
     check_choice("activation", activation, get_args(Activation))
     if sum(widths) != weight.shape[1]:

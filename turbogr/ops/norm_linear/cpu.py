@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ctypes
 
+import torch
 from torch import Tensor
 
 from turbogr.ops import native, projections
 from turbogr.ops.declaration import set_gradient, torch_operator
 from turbogr.ops.native import Kernel, pointer
 
-BACKEND = native.BACKEND
+BACKEND = native.MODEL_BACKEND
 
 NORMS = {"none": 0, "layer": 1, "rms": 2}
 
@@ -62,7 +63,7 @@ def _empty_outputs(
         [x.new_empty(num_rows, piece) for piece in widths],
         x.new_empty(num_rows if activation == "silu" else 0, weight.shape[1]),
         x.new_empty(kept, width),
-        x.new_empty(kept),
+        weight.new_empty(kept),
     )
 
 
@@ -122,6 +123,34 @@ def _normalized(x: Tensor, normed: Tensor, inverses: Tensor, norm: str, eps: flo
     return normed
 
 
+def _empty_normed(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape), x.new_empty(x.shape[0], dtype=torch.float32)
+
+
+@torch_operator("normalize", outputs="normed inverses", fake=_empty_normed)
+def _normalize(x: Tensor, norm: str, eps: float) -> tuple[Tensor, Tensor]:
+    normed, inverses = _empty_normed(x)
+    return _normalized(strided_rows(x), normed, inverses, norm, eps), inverses
+
+
+@torch_operator("normalize_backward", fake=lambda grad: grad.new_empty(grad.shape))
+def _normalize_backward(grad: Tensor, normed: Tensor, inverses: Tensor, norm: str) -> Tensor:
+    grad_x = grad.clone(memory_format=torch.contiguous_format)
+    _normalize_backward_kernel(grad_x.data_ptr(), normed.data_ptr(), inverses.data_ptr(), *grad_x.shape, NORMS[norm])
+    return grad_x
+
+
+set_gradient(_normalize, _normalize_backward, of="x")
+
+
+def normalize(x: Tensor, norm: str, eps: float) -> Tensor:
+    """LayerNorm, RMSNorm or nothing over the last dimension, without parameters."""
+    if norm == "none":
+        return x
+    normed: Tensor = _normalize(x, norm, eps)[0]
+    return normed
+
+
 def _forward_around_gemm(
     left: Tensor, weight: Tensor, bias: Tensor | None, outs: list[Tensor], before: Tensor, activation: str
 ) -> None:
@@ -146,7 +175,7 @@ def _empty_gradients(weight: Tensor, left: Tensor, has_bias: bool) -> tuple[Tens
     return (
         left.new_empty(left.shape[0], weight.shape[0]),
         weight.new_empty(weight.shape),
-        left.new_empty(weight.shape[1] if has_bias else 0),
+        weight.new_empty(weight.shape[1] if has_bias else 0),
     )
 
 
