@@ -16,11 +16,13 @@ kept in ~/.cache/turbogr/kernels.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from turbogr.bench._ascend import lower_for_ascend
 from turbogr.bench._children import in_child
 from turbogr.bench._compile_kernels import TARGETS, Target, compile_variants
+from turbogr.bench._journal import measured
 from turbogr.bench.record import Cell, Result, Table
 from turbogr.errors import UserError, did_you_mean
 from turbogr.ops import triton_runtime
@@ -50,7 +52,7 @@ def run(settings: Mapping[str, Any]) -> Result:
     variants: list[Variant] = []
     for target in targets:
         chosen = by_device[target.device]
-        facts += in_child(compile_variants, (target.name, chosen))
+        facts += measured(target.name, partial(in_child, compile_variants, (target.name, chosen)))
         variants += chosen
     figures, notes = _figures(facts, variants, targets)
     if settings["ascend"]:
