@@ -44,6 +44,11 @@ class Loss:
         return self.config.num_negatives
 
     @property
+    def rounds_negatives(self) -> bool:
+        """Whether negatives are read in half precision or less, so that ranks may send their rows so."""
+        return False
+
+    @property
     def needs_step_targets(self) -> bool:
         """Whether drawing needs the targets of the whole step, on every rank."""
         return self.sampler.needs_step_targets

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ from turbogr.parallel.row_exchange import start_exchange
 from turbogr.parallel.row_sharding import RowSharding
 from turbogr.parallel.world import communicating
 from turbogr.streams import upload
-from turbogr.tables.table import IdRange, RowGradients, RowRequest, UsedRows, draw_rows
+from turbogr.tables.table import IdRange, RowGradients, RowPrecision, RowRequest, UsedRows, draw_rows
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class PendingIds:
     """Distinct ids, sorted by owner, whose counts are being sent.
 
     `slots` are their rows at the owners, `num_requested` [I] how many each member owns; `num_owned` [I] will hold how
-    many each member asks of this rank.
+    many each member asks of this rank. `exact` [R] are the ids whose rows may not be rounded; None: none may.
     """
 
     ids: Tensor
@@ -44,15 +44,23 @@ class PendingIds:
     num_requested: Tensor
     num_owned: Tensor
     work: Any
+    exact: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class PendingRows:
-    """Rows being sent; `sent` is kept until they have arrived."""
+    """Rows being sent; `sent` is kept until they have arrived.
+
+    With `places`, these are the rows of a request that are sent as they are, and `rounded` are the others, each with
+    their places among all.
+    """
 
     message: Tensor
     sent: Tensor
     work: Any
+    precision: row_encoding.Precision = "fp32"
+    places: Tensor | None = None
+    rounded: PendingRows | None = None
 
 
 @dataclass(frozen=True)
@@ -63,6 +71,7 @@ class PendingGradients:
     message: Tensor
     sent: Tensor
     work: Any
+    precision: row_encoding.Precision = "fp32"
 
 
 class ShardedTable:
@@ -119,7 +128,9 @@ class ShardedTable:
         slots = ((owned >= first) & (owned < first + num_rows)).nonzero().flatten()
         return slots, owned[slots] - first
 
-    def send_ids(self, ids: Sequence[Tensor], ranges: Sequence[IdRange] | None = None) -> PendingIds:
+    def send_ids(
+        self, ids: Sequence[Tensor], ranges: Sequence[IdRange] | None = None, rounded: Sequence[bool] = ()
+    ) -> PendingIds:
         """Find the distinct rows and start to send their owners how many there are."""
         distinct, index = unique_rows(ids, self.num_rows, ranges)
         if self.mesh.members == 1:
@@ -132,7 +143,12 @@ class ShardedTable:
         num_owned = torch.empty_like(num_requested)
         with communicating("sparse"):
             work = dist.all_to_all_single(num_owned, num_requested, group=self.mesh.member_ranks, async_op=True)
-        return PendingIds(distinct[order], _reordered(index, order), slots, num_requested, num_owned, work)
+        index = _reordered(index, order)
+        exact = _in_exact_tensors(ids, rounded, index, distinct.numel()) if self._rounds(rounded) else None
+        return PendingIds(distinct[order], index, slots, num_requested, num_owned, work, exact)
+
+    def _rounds(self, rounded: Sequence[bool]) -> bool:
+        return any(rounded) and self.precision == "fp32"
 
     def receive_ids(self, pending: PendingIds) -> RowRequest:
         """Wait for the counts, then exchange the ids."""
@@ -140,24 +156,52 @@ class ShardedTable:
             with communicating("sparse"):
                 pending.work.wait()
         num_requested, num_owned = torch.stack([pending.num_requested, pending.num_owned]).tolist()
-        slots = pending.slots
+        slots, exact = pending.slots, None
+        if pending.exact is not None:  # owners must know it too, so it is a bit of what is sent anyway
+            slots = 2 * slots + pending.exact
         if pending.work is not None:
             slots = self._exchange(slots, num_requested, num_owned)
-        return RowRequest(pending.ids, pending.index, slots, num_requested, num_owned).to(self.weight.device)
+        if pending.exact is not None:
+            exact, slots = RowPrecision(pending.exact, (slots % 2).bool()), slots // 2
+        request = RowRequest(pending.ids, pending.index, slots, num_requested, num_owned, exact=exact)
+        return request.to(self.weight.device)
 
     def send_rows(self, request: RowRequest, weight: Tensor | None = None) -> PendingRows:
         """Look up the rows that others ask for, as they are now or in `weight`, and start to send them."""
         found = (self.weight if weight is None else weight).index_select(0, request.slots)
         if self.mesh.members == 1:
             return PendingRows(found, found, None)
-        sent = row_encoding.encode(found, self.precision)
-        message = row_encoding.empty_message(request.ids.numel(), self.dim, self.precision, self.weight.device)
-        work = self._start(message, sent, request.num_requested, request.num_owned)
-        return PendingRows(message, sent, work)
+        if request.exact is None:
+            return self._send_rows(found, request.num_requested, request.num_owned, self.precision)
+        exact, others = (self._send_some(found, request, kind) for kind in (True, False))
+        return replace(exact, rounded=others)
+
+    def _send_rows(
+        self, found: Tensor, num_requested: list[int], num_owned: list[int], precision: row_encoding.Precision
+    ) -> PendingRows:
+        sent = row_encoding.encode(found, precision)
+        message = row_encoding.empty_message(sum(num_requested), self.dim, precision, self.weight.device)
+        return PendingRows(message, sent, self._start(message, sent, num_requested, num_owned), precision)
+
+    def _send_some(self, found: Tensor, request: RowRequest, exact: bool) -> PendingRows:
+        """Send the rows of a request that are sent as they are (`exact`), or the others."""
+        assert request.exact is not None
+        requested, owned = (marks == exact for marks in request.exact)
+        places, chosen = (upload(marks.nonzero().flatten(), self.weight.device) for marks in (requested, owned))
+        counts = _marked(requested, request.num_requested), _marked(owned, request.num_owned)
+        pending = self._send_rows(found.index_select(0, chosen), *counts, "fp32" if exact else "fp16")
+        return replace(pending, places=places)
 
     def receive_rows(self, pending: PendingRows) -> Tensor:
         """Wait for the rows [R, d]."""
-        return self._finish(pending)
+        rows = self._finish(pending)
+        if pending.rounded is None:
+            return rows
+        others = pending.rounded
+        assert pending.places is not None and others.places is not None
+        total = rows.new_empty(rows.shape[0] + others.message.shape[0], self.dim)
+        total.index_copy_(0, pending.places, rows)
+        return total.index_copy_(0, others.places, self._finish(others))
 
     def send_gradients(self, request: RowRequest, grad: Tensor) -> PendingGradients:
         """Start to send the gradients [R, d] of the rows to their owners."""
@@ -166,7 +210,7 @@ class ShardedTable:
         sent = row_encoding.encode(grad, self.precision)
         message = row_encoding.empty_message(request.slots.numel(), self.dim, self.precision, self.weight.device)
         work = self._start(message, sent, request.num_owned, request.num_requested)
-        return PendingGradients(request, message, sent, work)
+        return PendingGradients(request, message, sent, work, self.precision)
 
     def sum_gradients(self, pending: PendingGradients) -> RowGradients:
         """Sum the gradients of every row used over the members, then over the groups."""
@@ -242,12 +286,18 @@ class ShardedTable:
 
     def subset(self, request: RowRequest, requested: Tensor, owned: Tensor) -> RowRequest:
         """Return the request for those rows alone that `requested` [R] and, at their owners, `owned` [Q] mark."""
-        num_requested, num_owned = (
-            [int(block.sum()) for block in marks.split(sizes)]
-            for marks, sizes in ((requested, request.num_requested), (owned, request.num_owned))
-        )
         request = request.at_hand
-        part = RowRequest(request.ids[requested], request.index, request.slots[owned], num_requested, num_owned)
+        exact = None
+        if request.exact is not None:
+            exact = RowPrecision(request.exact.requested[requested], request.exact.owned[owned])
+        part = RowRequest(
+            request.ids[requested],
+            request.index,
+            request.slots[owned],
+            _marked(requested, request.num_requested),
+            _marked(owned, request.num_owned),
+            exact=exact,
+        )
         return part.to(self.weight.device)
 
     def over(self, mesh: Mesh) -> ShardedTable:
@@ -325,7 +375,7 @@ class ShardedTable:
             return pending.message
         with communicating("sparse"):
             pending.work.wait()
-        return row_encoding.decode(pending.message, self.precision)
+        return row_encoding.decode(pending.message, pending.precision)
 
 
 @dataclass(frozen=True)
@@ -352,6 +402,20 @@ def sum_blocks(values: Tensor, index: Tensor, sizes: list[int], num_rows: int) -
     for block, places in zip(values.split(sizes), index.split(sizes), strict=True):
         total.index_add_(0, places, block)
     return total
+
+
+def _in_exact_tensors(ids: Sequence[Tensor], rounded: Sequence[bool], index: Tensor, num_ids: int) -> Tensor:
+    """Return which of the distinct ids [num_ids] are in a tensor that is not rounded; `index` finds each id."""
+    exact = torch.zeros(num_ids, dtype=torch.bool)
+    for piece, narrow in zip(index.split([tensor.numel() for tensor in ids]), rounded, strict=True):
+        if not narrow:
+            exact[piece] = True
+    return exact
+
+
+def _marked(marks: Tensor, sizes: list[int]) -> list[int]:
+    """Return how many are marked in each block of `marks`."""
+    return [int(block.sum()) for block in marks.split(sizes)]
 
 
 def _reordered(index: Tensor, order: Tensor) -> Tensor:

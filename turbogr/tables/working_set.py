@@ -16,10 +16,14 @@ from turbogr.tables.table import RowRequest, Table
 
 
 class TableIds(NamedTuple):
-    """Ids that a batch needs of one table: what its forward pass reads, and what only its loss reads."""
+    """Ids that a batch needs of one table: what its forward pass reads, and what only its loss reads.
+
+    The last `rounded` tensors of `loss` are read in half precision, so rows that are in no other tensor may be sent so.
+    """
 
     inputs: Sequence[Tensor]
     loss: Sequence[Tensor] = ()
+    rounded: int = 0
 
 
 BatchIds = Mapping[str, TableIds]
