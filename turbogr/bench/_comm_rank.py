@@ -45,17 +45,15 @@ def measure(world: World, options: dict[str, Any]) -> dict[str, Any]:
 def measure_row_bytes(world: World, options: dict[str, Any]) -> dict[str, Any]:
     """Return the bytes of the rows that all ranks send in a step, by each of the `negative_precisions`."""
     found: dict[str, float] = {}
-    encode = row_encoding.encode
     for precision in options["negative_precisions"]:
         stepper = _stepper(world, options | {"negative_precision": precision}, 1, "fp32")
         batch, sizes = stepper.prepare(equal_batch(options, world), 0), list[int]()
 
-        def counted(rows: Tensor, kind: row_encoding.Precision, sizes: list[int] = sizes) -> Tensor:
-            message = encode(rows, kind)
-            sizes.append(message.nbytes)
-            return message
+        def counted(message: Tensor, sent: Tensor, *rest: Any, sizes: list[int] = sizes) -> Any:
+            sizes.append(sent.nbytes if sent.is_floating_point() else 0)
+            return start_exchange(message, sent, *rest)
 
-        with mock.patch.object(row_encoding, "encode", counted):
+        with mock.patch.object(sharded_table, "start_exchange", counted):
             stepper.fetch(batch)
         found[precision] = float(sum(world.gather_objects(sum(sizes))))
     return found

@@ -45,7 +45,7 @@ class Loss:
 
     @property
     def rounds_negatives(self) -> bool:
-        """Whether negatives are read in half precision or less, so that ranks may send their rows so."""
+        """Whether negatives are read as unit vectors in fp16, so that ranks may send them so."""
         return False
 
     @property

@@ -52,7 +52,7 @@ class SampledSoftmaxLoss(Loss):
 
     @property
     def rounds_negatives(self) -> bool:
-        return self.config.precision != "fp32"
+        return self.config.precision == "fp16"
 
     def draw(self, batch: Batch, step: int) -> Tensor:
         """Return the negatives of a batch, int32: [T, R], or [G, k·R] of groups of positions."""

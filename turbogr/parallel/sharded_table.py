@@ -58,7 +58,6 @@ class PendingRows:
     message: Tensor
     sent: Tensor
     work: Any
-    precision: row_encoding.Precision = "fp32"
     places: Tensor | None = None
     rounded: PendingRows | None = None
 
@@ -71,7 +70,6 @@ class PendingGradients:
     message: Tensor
     sent: Tensor
     work: Any
-    precision: row_encoding.Precision = "fp32"
 
 
 class ShardedTable:
@@ -172,16 +170,15 @@ class ShardedTable:
         if self.mesh.members == 1:
             return PendingRows(found, found, None)
         if request.exact is None:
-            return self._send_rows(found, request.num_requested, request.num_owned, self.precision)
+            return self._send_encoded(
+                row_encoding.encode(found, self.precision), request.num_requested, request.num_owned
+            )
         exact, others = (self._send_some(found, request, kind) for kind in (True, False))
         return replace(exact, rounded=others)
 
-    def _send_rows(
-        self, found: Tensor, num_requested: list[int], num_owned: list[int], precision: row_encoding.Precision
-    ) -> PendingRows:
-        sent = row_encoding.encode(found, precision)
-        message = row_encoding.empty_message(sum(num_requested), self.dim, precision, self.weight.device)
-        return PendingRows(message, sent, self._start(message, sent, num_requested, num_owned), precision)
+    def _send_encoded(self, sent: Tensor, num_requested: list[int], num_owned: list[int]) -> PendingRows:
+        message = sent.new_empty(sum(num_requested), sent.shape[1])
+        return PendingRows(message, sent, self._start(message, sent, num_requested, num_owned))
 
     def _send_some(self, found: Tensor, request: RowRequest, exact: bool) -> PendingRows:
         """Send the rows of a request that are sent as they are (`exact`), or the others."""
@@ -189,8 +186,9 @@ class ShardedTable:
         requested, owned = (marks == exact for marks in request.exact)
         places, chosen = (upload(marks.nonzero().flatten(), self.weight.device) for marks in (requested, owned))
         counts = _marked(requested, request.num_requested), _marked(owned, request.num_owned)
-        pending = self._send_rows(found.index_select(0, chosen), *counts, "fp32" if exact else "fp16")
-        return replace(pending, places=places)
+        rows = found.index_select(0, chosen)
+        sent = row_encoding.encode(rows, "fp32") if exact else row_encoding.encode_units(rows)
+        return replace(self._send_encoded(sent, *counts), places=places)
 
     def receive_rows(self, pending: PendingRows) -> Tensor:
         """Wait for the rows [R, d]."""
@@ -201,7 +199,7 @@ class ShardedTable:
         assert pending.places is not None and others.places is not None
         total = rows.new_empty(rows.shape[0] + others.message.shape[0], self.dim)
         total.index_copy_(0, pending.places, rows)
-        return total.index_copy_(0, others.places, self._finish(others))
+        return total.index_copy_(0, others.places, row_encoding.decode_units(self._arrived(others)))
 
     def send_gradients(self, request: RowRequest, grad: Tensor) -> PendingGradients:
         """Start to send the gradients [R, d] of the rows to their owners."""
@@ -210,7 +208,7 @@ class ShardedTable:
         sent = row_encoding.encode(grad, self.precision)
         message = row_encoding.empty_message(request.slots.numel(), self.dim, self.precision, self.weight.device)
         work = self._start(message, sent, request.num_owned, request.num_requested)
-        return PendingGradients(request, message, sent, work, self.precision)
+        return PendingGradients(request, message, sent, work)
 
     def sum_gradients(self, pending: PendingGradients) -> RowGradients:
         """Sum the gradients of every row used over the members, then over the groups."""
@@ -371,11 +369,14 @@ class ShardedTable:
             return start_exchange(message, sent, coming, going, self.mesh.member_ranks)
 
     def _finish(self, pending: PendingRows | PendingGradients) -> Tensor:
-        if pending.work is None:
-            return pending.message
-        with communicating("sparse"):
-            pending.work.wait()
-        return row_encoding.decode(pending.message, pending.precision)
+        message = self._arrived(pending)
+        return message if pending.work is None else row_encoding.decode(message, self.precision)
+
+    def _arrived(self, pending: PendingRows | PendingGradients) -> Tensor:
+        if pending.work is not None:
+            with communicating("sparse"):
+                pending.work.wait()
+        return pending.message
 
 
 @dataclass(frozen=True)

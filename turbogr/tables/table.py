@@ -127,7 +127,7 @@ class Table(Protocol):
         """Find the distinct rows of `ids` (int64 or int32, duplicates allowed) and start to send them to their owners.
 
         With `ranges`, the ids of each tensor count from its range's first row and must stay within the range. Rows that
-        are only in tensors which are `rounded` may be sent in half precision; all ranks have as many of these tensors.
+        are only in tensors which are `rounded` may be sent as unit vectors in fp16; all ranks round the same tensors.
 
         Raises:
             ValueError: an id outside the table or its range.

@@ -18,7 +18,7 @@ from turbogr.tables.table import RowRequest, Table
 class TableIds(NamedTuple):
     """Ids that a batch needs of one table: what its forward pass reads, and what only its loss reads.
 
-    The last `rounded` tensors of `loss` are read in half precision, so rows that are in no other tensor may be sent so.
+    The last `rounded` tensors of `loss` are read as unit vectors in fp16, so rows that are in no other may be sent so.
     """
 
     inputs: Sequence[Tensor]
