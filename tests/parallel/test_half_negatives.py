@@ -1,4 +1,4 @@
-"""Rows that are only negatives travel between ranks in half precision where the loss reads them so."""
+"""Rows that are only negatives are sent between ranks in half precision where the loss reads them so."""
 
 from __future__ import annotations
 
