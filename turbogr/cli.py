@@ -26,7 +26,7 @@ from types import FrameType
 from typing import Any, NoReturn, TextIO
 
 from turbogr import __version__
-from turbogr.errors import Note, RankLost, ReportedByOtherRank, UserError
+from turbogr.errors import Note, RankLost, ReportedByOtherRank, UserError, one_line
 from turbogr.option_hints import command_hint, option_hint, positional_hint
 from turbogr.option_names import command_line
 
@@ -239,7 +239,7 @@ def _fail(sentence: str, status: int, label: str = "error: ") -> int:
     sys.stdout.flush()
     if os.environ.get("TURBOGR_TRACEBACK"):
         traceback.print_exc()
-    print(f"turbogr: {label}{' '.join(sentence.split())}", file=sys.stderr, flush=True)
+    print(f"turbogr: {label}{one_line(sentence)}", file=sys.stderr, flush=True)
     return status
 
 
@@ -338,7 +338,7 @@ def _own_warnings_in_one_line() -> Iterator[None]:
     ) -> None:
         if filename.startswith(package):
             label = "note" if issubclass(category, Note) else "warning"
-            print(f"turbogr: {label}: {' '.join(str(message).split())}", file=file or sys.stderr, flush=True)
+            print(f"turbogr: {label}: {one_line(str(message))}", file=file or sys.stderr, flush=True)
         else:
             inherited(message, category, filename, lineno, file, line)
 

@@ -56,6 +56,14 @@ def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:
     warnings.warn(message, category, stacklevel=level)
 
 
+def one_line(text: str) -> str:
+    """Return a message as one line that a terminal shows as it is: what would control the terminal is escaped.
+
+    Names of files, ids and titles may come from somebody else.
+    """
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in " ".join(text.split()))
+
+
 def excerpt(text: str, longest: int = 60) -> str:
     """Return `text` quoted and escaped for a message, shortened if it is longer than `longest` characters."""
 

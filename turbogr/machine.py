@@ -11,6 +11,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import signal
 import subprocess
 import sys
@@ -110,6 +111,16 @@ def memory_bytes() -> int:
         if limit.isdigit():
             return min(physical, int(limit))
     return physical
+
+
+def available_memory() -> int | None:
+    """Return the memory that this process may still take without swapping, None where the system does not say it."""
+    found = re.search(r"^MemAvailable: +(\d+) kB$", _read("/proc/meminfo"), re.MULTILINE)
+    if found is None:
+        return None
+    available = int(found[1]) * 1024
+    limit, used = (_read(f"/sys/fs/cgroup/memory.{name}").strip() for name in ("max", "current"))
+    return max(0, min(available, int(limit) - int(used))) if limit.isdigit() and used.isdigit() else available
 
 
 def device_memory(device: torch.device) -> int:

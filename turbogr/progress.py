@@ -7,6 +7,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
+from turbogr.checksums import is_sealed, sealed, unsealed
 from turbogr.errors import UserError
 
 VERSION = 2
@@ -79,10 +80,11 @@ class Progress:
     window: Window = field(default_factory=Window)
 
     def to_json(self) -> str:
-        return json.dumps({"version": VERSION, **dataclasses.asdict(self)}, indent=2) + "\n"
+        """Return the text of progress.json, with its checksum."""
+        return sealed({"version": VERSION, **dataclasses.asdict(self)})
 
     @classmethod
-    def from_json(cls, text: str, where: str) -> Progress:
+    def from_json(cls, text: str | bytes, where: str) -> Progress:
         """Read what `to_json` wrote, of this release or an earlier one; `where` names the file in the error.
 
         Raises:
@@ -90,8 +92,11 @@ class Progress:
             UserError: it is damaged.
         """
         try:
-            raw: dict[str, Any] = json.loads(text)
+            text = text.encode() if isinstance(text, str) else text
+            raw: dict[str, Any] = unsealed(text, "progress.json") if is_sealed(text) else json.loads(text)
             version = raw.pop("version", 0)  # earlier releases did not write it
+            if version == VERSION and not is_sealed(text):
+                raise ValueError("progress.json has no checksum")
             if version > VERSION:
                 raise NewerCheckpoint(
                     f"{where} was written by a later release of turbogr (progress.json has version {version}, and this "
@@ -101,7 +106,7 @@ class Progress:
             return cls(**{**raw, "window": Window(**window)})
         except NewerCheckpoint:
             raise
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError) as error:  # Damaged is a ValueError
             raise UserError(
                 f"{where} is damaged ({error}); remove its folder to fall back to an earlier one"
             ) from error

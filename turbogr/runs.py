@@ -19,6 +19,7 @@ import yaml
 from turbogr.config import Config, load_run_config
 from turbogr.data.split import Split
 from turbogr.data.store import MANIFEST, Store
+from turbogr.data.store_checksums import store_damages
 from turbogr.data.store_copy import check_content, copy_store, store_bytes
 from turbogr.errors import Note, UserError, warn_caller
 from turbogr.evaluation.metric_info import MetricInfo
@@ -336,6 +337,32 @@ def load_model(run: str | Path, which: Which = "best", device: str | torch.devic
         UserError: not a run, or it has no checkpoint.
     """
     return _load(RunFolder.open(run), which, device)
+
+
+def run_damages(run: str | Path) -> dict[str, tuple[list[str], str | None]]:
+    """Compare the checkpoints of a run, and its copy of the data, with their checksums; all files are read.
+
+    Returns for each folder a sentence for each damaged file, and a remark on how it was compared.
+
+    Raises:
+        UserError: not a run.
+    """
+    from turbogr.checkpoints import Checkpoints
+    from turbogr.parallel.tensor_files import has_checksums
+
+    folder, found = RunFolder.open(run), {}
+    checkpoints = Checkpoints(folder.path)
+    for step in checkpoints.steps():
+        path = checkpoints.path(step)
+        remark = None if has_checksums(path) else "an earlier release wrote it; what torch has stored was compared"
+        found[str(path)] = (checkpoints.find_damages(step), remark)
+    try:
+        checkpoints.best()
+    except UserError as error:
+        found[str(checkpoints.folder)] = ([str(error)], None)
+    if (folder.path / DATA_COPY).exists():
+        found[str(folder.path / DATA_COPY)] = store_damages(folder.path / DATA_COPY)
+    return found
 
 
 def open_run(

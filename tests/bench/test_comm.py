@@ -54,17 +54,6 @@ def test_steps_are_timed_for_every_size_of_buckets() -> None:
     assert first == second and first.keys() == {"after", "during"} and min(first.values()) > 0
 
 
-def measure_row_bytes() -> dict[str, Any]:
-    options = {key: value for key, value in OPTIONS.items() if key != "meshes"}
-    with connected_world() as world:
-        return _comm_rank.measure(world, {**options, "num_negatives": 64, "negative_precisions": ["fp32", "fp16"]})
-
-
-def test_negatives_in_half_precision_take_half_the_bytes() -> None:
-    first, second = run_ranks(2, measure_row_bytes)
-    assert first == second and 0.5 < first["fp16"] / first["fp32"] < 0.65, "targets and inputs are sent whole"
-
-
 def run_separated() -> tuple[list[float], list[bool], float]:
     """Return a sum and an exchange that ran separately, which calls use the default group, and the shortest time."""
     with connected_world() as world:
@@ -109,8 +98,6 @@ def fake_ranks(module: str, ranks: int, options: dict[str, Any], network: Networ
     if "buckets" in options:
         assert ranks == len(network.nodes) == 2 and options["preset"] == "medium"
         return {"after the backward": 4.0, "during the backward": 3.0}
-    if "negative_precisions" in options:
-        return {"fp32": 8e6, "fp16": 4.4e6}
     assert options["meshes"]["hierarchical"][0] == len(network.nodes)
     flat = {"all_to_all": 0.4, "communication": 0.5, "step": float(ranks), "row_error": 0.0}
     other = {"all_to_all": 0.1, "communication": 0.4, "step": 0.75 * ranks, "row_error": 0.001}
@@ -128,7 +115,6 @@ def test_the_record_has_the_documented_keys(monkeypatch: pytest.MonkeyPatch) -> 
         assert record.figures[f"step_saving_bf16_{case}"] == 0
         assert record.figures[f"row_error_fp16_{case}"] == 0.001
     assert record.figures["dense_overlap_saving"] == pytest.approx(0.25)
-    assert record.figures["row_bytes_fp16_negatives"] == pytest.approx(0.55)
     assert result.notes == ["2 nodes at 80", "4 nodes at 80"]
     assert result.plots["comm"].startswith("<svg")
 

@@ -20,14 +20,15 @@ import torch.distributed as dist
 from tests.parallel.ranks import run_ranks
 from tests.parallel.training import make_trainer, train_run
 from tests.training.conftest import write_store
-from turbogr import checkpoints
+from turbogr import checkpoint_writer
+from turbogr.checkpoint_writer import Copies
 from turbogr.checkpoints import Checkpoints
 from turbogr.config import Config
 from turbogr.errors import RankLost, UserError
 from turbogr.parallel import consistency
 from turbogr.parallel.consistency import ReplicaError
 from turbogr.parallel.mesh import Mesh, choose_mesh
-from turbogr.parallel.tensor_files import save_tensors
+from turbogr.parallel.tensor_files import write_part
 from turbogr.parallel.world import communicating, connected_world
 from turbogr.training.step import Stepper
 
@@ -99,16 +100,15 @@ def test_a_rank_with_another_disk_is_refused(resume: bool, config: Config, store
 def save_and_lose_a_part(config: Config, store: Path, run: Path) -> str:
     """Remove the file of rank 1 before rank 0 publishes a checkpoint; return what rank 0 raises."""
 
-    def losing(state: dict[str, Any], folder: Path) -> None:
-        save_tensors(state, folder)
+    def losing(parts: Any, folder: Path, *numbers: int) -> None:
+        write_part(parts, folder, *numbers)
         if os.environ["RANK"] == "1":
-            next(folder.glob("__1_*")).unlink()
-        world.barrier()
+            (folder / "part-1.safetensors").unlink()
 
     with connected_world() as world:
         trainer = make_trainer(config, store, run, world)
         try:
-            with mock.patch.object(checkpoints, "save_tensors", losing):
+            with mock.patch.multiple(checkpoint_writer, write_part=losing, _VISIBLE_SECONDS=0.2):
                 trainer.checkpoints.save(trainer.state(), trainer.progress)
         except Exception as error:
             return f"{type(error).__name__}: {error}"
@@ -117,7 +117,7 @@ def save_and_lose_a_part(config: Config, store: Path, run: Path) -> str:
 
 def test_a_checkpoint_without_all_parts_is_not_published(config: Config, store_path: Path, tmp_path: Path) -> None:
     message, _ = run_ranks(2, save_and_lose_a_part, config, store_path, tmp_path / "run")
-    assert re.search(r"FileNotFoundError: .*a rank wrote its part of the checkpoint elsewhere: .*__1_0", message), (
+    assert re.search(r"FileNotFoundError: .*a rank wrote its part of the checkpoint elsewhere: .*part-1", message), (
         message
     )
     assert Checkpoints(tmp_path / "run").newest() is None
@@ -308,29 +308,30 @@ def test_ranks_that_never_connect_are_named() -> None:
 
 def save_on_a_full_disk(config: Config, store: Path, out: Path) -> str:
     """Rank 1 cannot write its part of the second checkpoint; return what is raised."""
-    save = torch.save
 
-    def full(*args: Any, **kwargs: Any) -> None:
+    def full(*args: Any) -> None:
         raise OSError(28, "No space left on device")
 
     with connected_world() as world:
         trainer = make_trainer(config, store, out, world)
         trainer.checkpoints.save(trainer.state(), trainer.progress)
         trainer.step(trainer.loader.batch(0, 0))
-        torch.save = full if world.rank == 1 else save
+        broken = {"write_part": full} if world.rank == 1 else {"Copies": Copies}
         try:
-            trainer.checkpoints.save(trainer.state(), trainer.progress)
+            with mock.patch.multiple(checkpoint_writer, **broken):
+                trainer.checkpoints.save(trainer.state(), trainer.progress)
         except UserError as error:
-            return str(error)
-        finally:
-            torch.save = save
+            return f"{type(error).__name__}: {error}"
     return "nothing was noticed"
 
 
 def test_a_full_disk_on_one_rank_leaves_the_previous_checkpoint(
     config: Config, store_path: Path, tmp_path: Path
 ) -> None:
-    for message in run_ranks(2, save_on_a_full_disk, config, store_path, tmp_path):
-        assert re.search(r"checkpoints/step-1 could not be written, because the disk is full", message), message
+    message, silent = run_ranks(2, save_on_a_full_disk, config, store_path, tmp_path)
+    assert re.search(r"rank 1 of 2.*checkpoints/step-1 could not be written, because the disk is full", message), (
+        message
+    )
+    assert silent.startswith("ReportedByOtherRank")
     names = [entry.name for entry in (tmp_path / "checkpoints").iterdir()]
     assert names == ["step-0"]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.parallel.ranks import run_ranks
-from tests.parallel.training import load_and_finish_epoch, save_after, train_run
+from tests.parallel.training import load_and_finish_epoch, load_state, save_after, save_with_past_tables, train_run
 from turbogr.api import evaluate
 from turbogr.config import Config, load_config
 from turbogr.runs import load_model
@@ -48,6 +48,24 @@ def test_a_checkpoint_of_any_mesh_loads_on_any_other(
         assert np.array_equal(seen, finished[0][0]), "every event of the rest of the epoch comes once"
         assert result["loss"] == pytest.approx(finished[0][1]["loss"], rel=1e-5)
         np.testing.assert_allclose(result["dense"], finished[0][1]["dense"], rtol=1e-5, atol=3e-6)
+
+
+def test_past_tables_and_hard_lists_load_on_any_mesh(few: Config, store_path: Path, tmp_path: Path) -> None:
+    config = dataclasses.replace(
+        few,
+        pipeline=dataclasses.replace(few.pipeline, mode="semi_async", staleness=2),
+        loss=dataclasses.replace(few.loss, sampler="mixture", shares=(0.5, 0.0, 0.0, 0.5), num_negatives=8),
+    )
+    run_ranks(2, save_with_past_tables, config, store_path, tmp_path, 1, 3)
+    state = load_state(config, store_path, tmp_path, 1)
+    assert {name.split(".")[0] for name in state} == {"model", "tables", "dense_optimizer", "task", "past_tables"}
+    assert np.array_equal(state["past_tables.missing_2.item"], 0.5 * state["tables.item.weight"])
+    assert np.array_equal(state["past_tables.missing_1.item"], 0.75 * state["tables.item.weight"])
+    for groups in (1, 4):
+        for found in run_ranks(4, load_state, config, store_path, tmp_path, groups):
+            assert found.keys() == state.keys()
+            for name, tensor in state.items():
+                assert np.array_equal(found[name], tensor), (groups, name)
 
 
 def test_a_signal_on_one_rank_stops_all_at_the_same_step_and_one_process_continues(

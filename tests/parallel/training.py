@@ -92,6 +92,26 @@ def save_after(config: Config, store: Path, run: Path, groups: int, steps: int) 
         return {name: tensor.numpy() for name, tensor in state.items()} if world.is_first else None
 
 
+def save_with_past_tables(config: Config, store: Path, run: Path, groups: int, steps: int) -> None:
+    """Train some steps and save, with a half and three quarters of the tables as their past versions."""
+    with connected_world() as world:
+        trainer = make_trainer(config, store, run, world, groups)
+        for _, batch in zip(range(steps), trainer.loader, strict=False):
+            trainer.step(batch)
+        past = [[factor * weight for weight in trainer.tables.weights] for factor in (0.5, 0.75)]
+        trainer.progress.earlier_tables = len(past)
+        trainer.checkpoints.save(trainer.stepper.state(past), trainer.progress, background=True)
+        trainer.checkpoints.finish()
+
+
+def load_state(config: Config, store: Path, run: Path, groups: int) -> dict[str, Any]:
+    """Resume; return the state as loaded."""
+    with connected_world() as world:
+        trainer = make_trainer(config, store, run, world, groups)
+        trainer.resume()
+        return {name: tensor.numpy() for name, tensor in whole_state(trainer).items()}
+
+
 def load_and_finish_epoch(config: Config, store: Path, run: Path, groups: int) -> dict[str, Any]:
     """Resume, then train to the end of the epoch; return the state as loaded, the events seen and the last loss."""
     with connected_world() as world:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import signal
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,14 @@ import pytest
 import torch
 
 from tests.training.conftest import write_store
-from turbogr import accelerators, machine
-from turbogr import checkpoints as checkpoint
+from turbogr import accelerators, checkpoints, machine
+from turbogr import checkpoint_writer as writer
 from turbogr.checkpoints import Checkpoints
 from turbogr.config import Config
 from turbogr.data.store import Store
 from turbogr.errors import UserError
 from turbogr.evaluation.scorer import ModelScorer
-from turbogr.parallel import tensor_files as storage
+from turbogr.parallel import safetensors_file
 from turbogr.runs import load_model
 from turbogr.training import metric_log as tracking
 from turbogr.training import run_summary as summary
@@ -227,23 +228,23 @@ def test_a_full_disk_leaves_the_previous_checkpoint(
     config: Config, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tmp_path / "run"
-    save = checkpoint.save_tensors
+    save = writer.write_part
     calls = []
 
-    def full(state: Any, folder: Path) -> None:
+    def full(parts: Any, folder: Path, *numbers: int) -> None:
         calls.append(folder)
-        save(state, folder)
+        save(parts, folder, *numbers)
         if len(calls) == 2:
             raise OSError(28, "No space left on device", str(folder))
 
-    monkeypatch.setattr(checkpoint, "save_tensors", full)
+    monkeypatch.setattr(writer, "write_part", full)
     with pytest.raises(
         UserError, match=r"/step-8 could not be written, because the disk is full; .*--resume"
     ) as failed:
         train(config, store.path, run)
     assert ".part" not in str(failed.value)
     assert [entry.name for entry in sorted((run / "checkpoints").iterdir())] == ["best.json", "step-4"]
-    monkeypatch.setattr(checkpoint, "save_tensors", save)
+    monkeypatch.setattr(writer, "write_part", save)
     assert train(config, store.path, run, resume=True).status == "finished"
 
 
@@ -400,18 +401,42 @@ def test_a_start_that_was_killed_early_can_be_started_again(config: Config, stor
     assert train(config, store.path, run, resume=True).status == "finished"
 
 
-def test_a_full_disk_under_the_tensor_writer_is_reported_as_such(
+@pytest.mark.parametrize("moment", ["write_part", "publish_folder"])
+def test_sigterm_inside_a_save_ends_after_it_and_resumes(
+    config: Config, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    module = writer if moment == "write_part" else checkpoints
+    original, signals = getattr(module, moment), []
+
+    def signalled(*args: Any) -> None:
+        if not signals:
+            signals.append(os.kill(os.getpid(), signal.SIGTERM))
+        original(*args)
+
+    monkeypatch.setattr(module, moment, signalled)
+    run = tmp_path / "run"
+    ended = train(config, store.path, run)
+    assert ended.status == "interrupted" and ended.signal == signal.SIGTERM
+    assert Checkpoints(run).newest_intact() == ended.step
+    train(config, store.path, run, resume=True)
+    train(config, store.path, tmp_path / "straight")
+    assert_same_end(config, store, run, tmp_path / "straight")
+
+
+def test_an_error_of_writing_tensors_names_the_checkpoint(
     config: Config, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no_space(self: Any, *args: Any) -> None:
-        raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 704 vs 598")
+    def failing(number: int, text: str) -> Any:
+        def write(path: Path, tensors: Any) -> None:
+            raise OSError(number, text)  # as by a write, which names no file
 
-    monkeypatch.setattr(torch, "save", no_space)
-    monkeypatch.setattr(storage, "_try_write", lambda folder: OSError(28, "No space left on device", str(folder)))
+        return write
+
+    monkeypatch.setattr(safetensors_file, "write_tensors", failing(28, "No space left on device"))
     with pytest.raises(UserError, match=r"checkpoints/step-4 could not be written, because the disk is full"):
         train(config, store.path, tmp_path / "run")
-    monkeypatch.setattr(storage, "_try_write", lambda folder: OSError(5, "Input/output error", str(folder)))
-    with pytest.raises(OSError, match=r"Input/output error: '.*/checkpoints/step-4'$"):
+    monkeypatch.setattr(safetensors_file, "write_tensors", failing(5, "Input/output error"))
+    with pytest.raises(OSError, match=r"Input/output error: '.*/checkpoints/step-4/part-0\.safetensors'$"):
         train(config, store.path, tmp_path / "other")
 
 

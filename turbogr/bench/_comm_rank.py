@@ -37,26 +37,7 @@ _COLLECTIVES = ("all_to_all_single", "all_gather", "all_reduce")
 def measure(world: World, options: dict[str, Any]) -> dict[str, Any]:
     """Measure the `buckets` or the `meshes` of the options."""
     ops.keep_freed_memory()
-    if "negative_precisions" in options:
-        return measure_row_bytes(world, options)
     return measure_buckets(world, options) if "buckets" in options else measure_meshes(world, options)
-
-
-def measure_row_bytes(world: World, options: dict[str, Any]) -> dict[str, Any]:
-    """Return the bytes of the rows that all ranks send in a step, by each of the `negative_precisions`."""
-    found: dict[str, float] = {}
-    for precision in options["negative_precisions"]:
-        stepper = _stepper(world, options | {"negative_precision": precision}, 1, "fp32")
-        batch, sizes = stepper.prepare(equal_batch(options, world), 0), list[int]()
-
-        def counted(message: Tensor, sent: Tensor, *rest: Any, sizes: list[int] = sizes) -> Any:
-            sizes.append(sent.nbytes if sent.is_floating_point() else 0)
-            return start_exchange(message, sent, *rest)
-
-        with mock.patch.object(sharded_table, "start_exchange", counted):
-            stepper.fetch(batch)
-        found[precision] = float(sum(world.gather_objects(sum(sizes))))
-    return found
 
 
 def measure_buckets(world: World, options: dict[str, Any]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ def make_stepper(options: dict[str, Any], mesh: Mesh, parallel: ParallelConfig |
     """Return a stepper with the `model`, `preset`, `num_items` and `num_negatives` of the options, and row Adagrad."""
     config = Config(
         model=ModelConfig(name=options["model"], preset=options["preset"], dropout=0.5),
-        loss=LossConfig(num_negatives=options["num_negatives"], precision=options.get("negative_precision", "fp32")),
+        loss=LossConfig(num_negatives=options["num_negatives"]),
         optimizer=OptimizerConfig(table="adagrad"),
         parallel=parallel or ParallelConfig(),
     )

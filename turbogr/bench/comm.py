@@ -4,9 +4,7 @@ Claim: a hierarchical mesh saves most of the all-to-all across nodes, and with i
 Compared with: a flat mesh on the same ranks; the table also has the paper's savings.
 Keys: `all_to_all_saving_C`, `communication_saving_C`, `step_saving_C` of case C (nodes × ranks per node), the same with
 `_fp16` and `_bf16` for rows sent in that precision, their error `row_error_fp16_C`, `row_error_bf16_C`, and
-`dense_overlap_saving`: dense gradients summed during the backward instead of after it. `row_bytes_fp16_negatives`:
-bytes of the rows that ranks send each other with `loss.precision=fp16`, where rows that are only negatives are sent
-in half precision, as a share of those in fp32.
+`dense_overlap_saving`: dense gradients summed during the backward instead of after it.
 
 Flat is M = 1: one item table sharded over all ranks, whose exchange crosses the network. Hierarchical is one table per
 node: the exchange stays on the node, and only the summed gradients of the touched rows cross. A saving is
@@ -82,7 +80,6 @@ def run(settings: Mapping[str, Any]) -> Result:
         Table("Flat against hierarchical", columns, rows),
         Table("Error of the rows' gradients by precision", ["nodes x ranks", "precision", "relative"], errors),
         _dense(settings, figures),
-        _negatives(settings, figures),
     ]
     plot = grouped_bar_chart(
         [f"{case} {word}" for case in shapes for word in ("all-to-all", "total", "step")],
@@ -104,16 +101,6 @@ def _dense(settings: Mapping[str, Any], figures: dict[str, float]) -> Table:
     rows: list[list[Cell]] = [[preset, 1e3 * after, 1e3 * during, 1.0 - during / after]]
     columns = ["preset", "summed after the backward ms", "during it ms", "saved"]
     return Table("Step time by when dense gradients are summed, 2x1", columns, rows)
-
-
-def _negatives(settings: Mapping[str, Any], figures: dict[str, float]) -> Table:
-    """Count the bytes of the rows that two ranks send in a step, by the precision of the negatives."""
-    options = {**settings, "model": "hstu", "negative_precisions": ["fp32", "fp16"]}
-    whole, half = measured("rows of fp16 negatives", lambda: _run(2, 1, options))[0].values()
-    figures["row_bytes_fp16_negatives"] = half / whole
-    columns = ["negatives", "fp32 MB", "fp16 MB", "share"]
-    rows: list[list[Cell]] = [[settings["num_negatives"], whole / 1e6, half / 1e6, half / whole]]
-    return Table("Rows that two ranks send in a step, by the precision of negatives", columns, rows)
 
 
 def _run(nodes: int, per_node: int, options: Mapping[str, Any]) -> tuple[dict[str, Any], str]:

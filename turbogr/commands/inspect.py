@@ -1,4 +1,4 @@
-"""`turbogr inspect DIR`: what a prepared store holds, with plots for the terminal."""
+"""`turbogr inspect DIR`: what a prepared store holds, with plots for the terminal; `--verify`: whether it is whole."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ from turbogr.commands.prepare import account_table
 from turbogr.data.item_info import ItemInfo, describe_item_info
 from turbogr.data.split import Split
 from turbogr.data.store import Store
+from turbogr.data.store_checksums import store_damages
 from turbogr.data.store_summary import Distribution, Summary, summarise
 from turbogr.data.times import iso_time
 from turbogr.errors import UserError
 from turbogr.files import check_writable, replace_text
+from turbogr.runs import run_damages
 
 _BAR_WIDTH = 40
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
@@ -36,8 +38,11 @@ _SPANS = ((86400 * 365, "y"), (86400, "d"), (3600, "h"), (60, "min"), (1, "s"))
 
 def add_parser(subparsers: Any) -> None:
     """Add the command to the command line."""
-    parser = subparsers.add_parser("inspect", help="show what a prepared store holds")
-    parser.add_argument("store", metavar="DIR", help="a folder written by turbogr prepare")
+    parser = subparsers.add_parser("inspect", help="show what a prepared store holds, or check a store or a run")
+    parser.add_argument("store", metavar="DIR", help="a folder written by turbogr prepare; with --verify also a run")
+    parser.add_argument(
+        "--verify", action="store_true", help="compare all files of a store or a run with their checksums, only"
+    )
     parser.add_argument("--users", type=int, default=3, metavar="N", help="how many users' sequences to show (3)")
     parser.add_argument("--events", type=int, default=10, metavar="N", help="how many events of each (10)")
     parser.add_argument("--json", metavar="FILE", help="also write the numbers as JSON")
@@ -50,6 +55,8 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("--users must not be negative and --events at least 1")
     if args.json:
         check_writable(args.json, "--json")
+    if args.verify:
+        return verify(Path(args.store))
     store = Store.open(args.store)
     summary = summarise(store)
     print(printable(describe(store, summary, args.users, args.events), sys.stdout.encoding))
@@ -57,6 +64,20 @@ def run(args: argparse.Namespace) -> int:
         record = {"manifest": dataclasses.asdict(store.manifest), **dataclasses.asdict(summary)}
         replace_text(Path(args.json), json.dumps(record, indent=2, ensure_ascii=False) + "\n")
     return 0
+
+
+def verify(path: Path) -> int:
+    """Compare a store or a run with its checksums and print what was found; return 1 if something is damaged.
+
+    Raises:
+        UserError: `path` is neither.
+    """
+    found = run_damages(path) if (path / "run.json").exists() else {str(path): store_damages(path)}
+    for name, (sentences, remark) in found.items():
+        print(f"{name}: {'damaged' if sentences else 'as it was written'}{f' ({remark})' if remark else ''}")
+        for sentence in sentences:
+            print(f"  {sentence}")
+    return int(any(sentences for sentences, _ in found.values()))
 
 
 def printable(text: str, encoding: str | None) -> str:

@@ -23,7 +23,7 @@ from turbogr.commands._device_option import add_device_option
 from turbogr.commands._plugins_option import add_plugins_option
 from turbogr.commands._request_files import delimiter_of, read_items, read_table
 from turbogr.data.event_table import NamedColumns, find_column
-from turbogr.errors import UserError, did_you_mean
+from turbogr.errors import UserError, did_you_mean, one_line
 from turbogr.files import atomic_file, check_writable
 
 if TYPE_CHECKING:
@@ -172,10 +172,10 @@ def _with_example(
     for some in lists:
         if info is not None and info.has_titles and not example and len(some.positions):
             num = min(_EXAMPLE_ITEMS, int((some.user_ids == some.user_ids[0]).sum()))
-            example.append(f"for example user {some.user_ids[0]}:")
+            example.append(f"for example user {one_line(str(some.user_ids[0]))}:")
             titles = info.titles_of(some.item_ids[:num])
             for item, title in zip(some.item_ids[:num].tolist(), titles, strict=True):
-                example.append(f"  {item}  {''.join(c for c in title or '' if c.isprintable())}".rstrip())
+                example.append(f"  {one_line(str(item))}  {one_line(title or '')}".rstrip())
         yield some
 
 

@@ -44,11 +44,30 @@ def load_config(path: str | Path, overrides: Overrides = (), *, plugins: Sequenc
     overrides = override_texts(overrides)
     tree = _read_tree(path, overrides, note_renamed=True)
     given = registry.load_plugins(plugins)
-    named = registry.load_plugins(_named_plugins(tree, str(path)), base=path.parent)
+    stored = _named_plugins(tree, str(path))
+    _check_not_in_a_run(path, stored, given)
+    named = registry.load_plugins(stored, base=path.parent)
     tree["plugins"] = list(dict.fromkeys([*named, *given]))
     for override in overrides:
         _check_override(override)
     return _checked(tree, str(path))
+
+
+def _check_not_in_a_run(path: Path, plugins: Sequence[str], given: Sequence[str]) -> None:
+    """Raise UserError where the config.yaml of a run names a plug-in file that lies in the run's folder.
+
+    A run names its plug-ins by their absolute paths and keeps no copies, so somebody else has put such a file there.
+    """
+    folder = path.parent.resolve()
+    if not (folder / "run.json").exists():
+        return
+    for plugin in plugins:
+        file = (folder / Path(plugin).expanduser()).resolve()
+        if plugin.endswith(".py") and file.is_relative_to(folder) and str(file) not in given:
+            raise UserError(
+                f"{path} names the plug-in {plugin} in the folder of the run, which is not imported: the folder "
+                f"may come from somebody else. If you trust it, add --plugins={file}"
+            )
 
 
 def load_run_config(run: str | Path) -> Config:

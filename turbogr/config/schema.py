@@ -318,7 +318,8 @@ class TrainConfig:
     With both unset, epochs follow from the data: about a thousand steps, but at least 5 and at most 200 epochs.
 
     `checkpoint_every` counts steps between checkpoints besides those after each evaluation (unset: only those).
-    `keep_checkpoints` is how many of the newest stay; the best one always does.
+    `keep_checkpoints` is how many of the newest stay; the best one always does. With `background_save` training goes on
+    while a copy of the state is written, which needs as much memory again as the weights and their optimiser's state.
     `precision` is that of the activations and of the products they are part of. With `bf16` activations take half the
     memory; parameters, optimisers, norms, sums and loss stay fp32. On a CPU products run in fp32 and are not faster.
     `recompute` keeps the inputs of the blocks alone for the backward pass and computes what is inside them once more:
@@ -351,6 +352,7 @@ class TrainConfig:
     log_every: int = 10
     checkpoint_every: int | None = None
     keep_checkpoints: int = 2
+    background_save: bool = True
     tensorboard: bool = True
     profile: bool = True
     timeline: Literal["last", "all"] = "last"

@@ -19,9 +19,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from turbogr.checksums import FileChecksum
 from turbogr.data.store import ITEM_INFO, Store
+from turbogr.data.store_checksums import add_checksum
 from turbogr.data.vocabulary import Int64Array, Vocabulary
-from turbogr.errors import UserError, did_you_mean
+from turbogr.errors import UserError, did_you_mean, one_line
 from turbogr.files import atomic_file
 
 _METADATA = b"turbogr"
@@ -221,13 +223,14 @@ def _write(store: Store, table: pa.Table, facts: dict[str, Any]) -> None:
     path: Path = store.path / ITEM_INFO
     with atomic_file(path) as temporary:
         pq.write_table(table, temporary, compression="zstd")
+        add_checksum(store.path, ITEM_INFO, FileChecksum.of(temporary))
 
 
 def describe_item_info(info: ItemInfo) -> list[str]:
     """Return what was read about the items, and what became of the records, as lines of text."""
     account, others = info.account, [name for name in info.columns if name != info.title_column]
     title = "no column is taken for the title" if info.title_column is None else f"titles from {info.title_column!r}"
-    lines = [f"item info from {info.source}: ids from {info.id_column!r}, {title}"]
+    lines = [f"item info from {one_line(info.source)}: ids from {info.id_column!r}, {title}"]
     if others:
         lines[0] += f", also {', '.join(repr(name) for name in others)}"
     lines.append(f"  {account.matched:,} of {account.matched + account.missing:,} items have a record")

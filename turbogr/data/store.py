@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -29,7 +30,9 @@ from turbogr.errors import UserError
 SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
 ITEM_INFO = "item_info.parquet"  # optional, and no part of the content; see item_info.py
+CHECKSUMS = "checksums.json"  # of all other files; stores of earlier releases have none
 _CHUNK_EVENTS = 1 << 20
+_MOST_AT_ONCE = 1 << 30  # bytes; one read returns at most 2 GB
 
 
 @dataclass(frozen=True)
@@ -211,12 +214,43 @@ def _folder_at(path: Path) -> tuple[int, int] | None:
 def read_range(column: NDArray[Any], start: int, stop: int) -> NDArray[Any]:
     """Read column[start:stop] of a store into memory of its own.
 
-    For passes over a whole column: every page of the mapped file that is read counts as memory of this process.
+    For passes over a whole column: every page of the mapped file that is read counts as memory of this process. It
+    reads the file that was mapped, also where another store has its name by now.
     """
-    assert isinstance(column, np.memmap), "columns of a store are memory-mapped"
-    assert column.filename is not None
-    place = column.offset + start * column.dtype.itemsize
-    return np.fromfile(column.filename, column.dtype, stop - start, offset=place)
+    assert isinstance(column, MappedColumn) and column.handle is not None, "a whole column of a store"
+    values = np.empty(stop - start, column.dtype)
+    data = memoryview(values.view(np.uint8))  # type: ignore[arg-type]
+    position = column.offset + start * column.dtype.itemsize
+    while len(data):
+        read = os.preadv(column.handle, [data[:_MOST_AT_ONCE]], position)
+        if not read:
+            raise UserError(f"{column.filename} was cut short while it was read; prepare the store again")
+        data, position = data[read:], position + read
+    return values
+
+
+class MappedColumn(np.memmap[Any, Any]):
+    """A memory-mapped column with the open file that it maps, `handle`; what is cut out of it has None."""
+
+    handle: int | None = None
+
+    @classmethod
+    def open(cls, file: Path) -> MappedColumn:
+        """Map a .npy file of one dimension.
+
+        Raises:
+            ValueError, OSError: it is not one, or cannot be read.
+        """
+        with file.open("rb") as stream:
+            if np.lib.format.read_magic(stream) != (1, 0):
+                raise ValueError("not a file that a store has")
+            shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
+            if dtype.hasobject or len(shape) != 1:
+                raise ValueError("not a column of numbers")
+            column = cls(stream, dtype, "r", stream.tell(), shape)  # type: ignore[arg-type]
+            column.handle = os.dup(stream.fileno())
+            weakref.finalize(column, os.close, column.handle)
+        return column
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -254,7 +288,7 @@ def _map(path: Path, name: str, manifest: Manifest) -> Any:
     file = path / f"{name}.npy"
     column = manifest.columns.get(name)
     try:
-        array = np.load(file, mmap_mode="r", allow_pickle=False)
+        array = MappedColumn.open(file)
     except FileNotFoundError:
         raise UserError(f"{file} is missing; prepare the store again") from None
     except (ValueError, EOFError, OSError):
@@ -266,6 +300,8 @@ def _map(path: Path, name: str, manifest: Manifest) -> Any:
 
 def _map_vocabulary(path: Path, name: str, manifest: Manifest) -> Vocabulary:
     order = _map(path, f"{name}.order", manifest) if f"{name}.order" in manifest.columns else None
+    where = str(path / name)
     if name in manifest.columns:
-        return Vocabulary(_map(path, name, manifest), order)
-    return Vocabulary.of_text(_map(path, f"{name}.offsets", manifest), _map(path, f"{name}.bytes", manifest), order)
+        return Vocabulary(_map(path, name, manifest), order, where)
+    offsets, data = _map(path, f"{name}.offsets", manifest), _map(path, f"{name}.bytes", manifest)
+    return Vocabulary.of_text(offsets, data, order, where)

@@ -14,16 +14,16 @@ from pathlib import Path
 import numpy as np
 
 from turbogr.data.atomic_folder import make_beside, move_into_place, remove_abandoned, restore
-from turbogr.data.store import ITEM_INFO, MANIFEST, Store, read_manifest
+from turbogr.data.store import CHECKSUMS, ITEM_INFO, MANIFEST, Store, read_manifest
 from turbogr.errors import UserError
 
 _CHUNK_BYTES = 1 << 22
 
 
 def store_files(store: Store) -> list[Path]:
-    """Return the files of a store: manifest, columns, and what is known of the items."""
+    """Return the files of a store: manifest, columns, checksums, and what is known of the items."""
     names = [MANIFEST, *(f"{name}.npy" for name in store.manifest.columns)]
-    names += [ITEM_INFO] if (store.path / ITEM_INFO).exists() else []
+    names += [name for name in (CHECKSUMS, ITEM_INFO) if (store.path / name).exists()]
     return [store.path / name for name in names]
 
 

@@ -23,30 +23,36 @@ import pyarrow as pa
 from numpy.typing import DTypeLike, NDArray
 
 from turbogr import __version__
+from turbogr.checksums import BLOCK, FileChecksum
 from turbogr.data.atomic_folder import make_beside, move_into_free_place, move_into_place, remove_abandoned, restore
-from turbogr.data.store import ITEM_INFO, MANIFEST, Column, Manifest, Store
+from turbogr.data.store import CHECKSUMS, ITEM_INFO, MANIFEST, Column, Manifest, Store
+from turbogr.data.store_checksums import write_checksums
 from turbogr.data.vocabulary import Int64Array
 from turbogr.errors import UserError
 from turbogr.files import sync_folder
 
 
 class ColumnFile:
-    """A .npy file that grows; its header is written when it is closed."""
+    """A .npy file that grows; its header is written when it is closed. `checksum` is that of the file, once closed."""
 
     def __init__(self, path: Path, dtype: DTypeLike) -> None:
         self.dtype = np.dtype(dtype).newbyteorder("<")
         self.length = 0
         self._hash = hashlib.sha256()
-        self._file: IO[bytes] = open(path, "wb")  # noqa: SIM115 - lives as long as the object
+        self.checksum = FileChecksum()
+        self._file: IO[bytes] = open(path, "w+b")  # noqa: SIM115 - lives as long as the object
         self._write_header()
 
     def _write_header(self) -> None:
         header = {"descr": self.dtype.str, "fortran_order": False, "shape": (self.length,)}
         np.lib.format.write_array_header_1_0(self._file, header)
+        if not self.checksum.num_bytes:  # what the header will be is known at the end
+            self.checksum.update(memoryview(bytes(self._file.tell())))
 
     def append(self, values: NDArray[Any]) -> None:
         data = np.ascontiguousarray(values, self.dtype)
         self._hash.update(data.data)
+        self.checksum.update(data.data.cast("B") if len(data) else memoryview(b""))
         self._file.write(data.data)
         self.length += len(data)
 
@@ -57,6 +63,8 @@ class ColumnFile:
         self._write_header()
         assert self._file.tell() + self.length * self.dtype.itemsize == end, "the header must not change its size"
         self._file.flush()
+        self._file.seek(0)
+        self.checksum.replace_first_block(self._file.read(BLOCK))
         os.fsync(self._file.fileno())
         self._file.close()
         return Column(self.dtype.str, self.length, self._hash.hexdigest())
@@ -141,6 +149,8 @@ class StoreWriter:
             file.write(manifest.to_json())
             file.flush()
             os.fsync(file.fileno())
+        checksums = {f"{name}.npy": self._columns[name].checksum for name in columns}
+        write_checksums(self.folder, {MANIFEST: FileChecksum.of(self.folder / MANIFEST), **checksums})
         os.fsync(self._lock)
         self._move_into_place()
         self._close()
@@ -193,7 +203,7 @@ def _refuse_other_folders(target: Path) -> None:
         return
     try:
         raw = json.loads((target / MANIFEST).read_bytes())
-        named = {MANIFEST, ITEM_INFO, *(f"{name}.npy" for name in raw["columns"])}
+        named = {MANIFEST, CHECKSUMS, ITEM_INFO, *(f"{name}.npy" for name in raw["columns"])}
     except (OSError, ValueError, KeyError, TypeError):
         raise UserError(refusal) from None
     if not isinstance(raw.get("schema_version"), int) or not isinstance(raw["columns"], dict):

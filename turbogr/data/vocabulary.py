@@ -16,27 +16,85 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from turbogr.errors import UserError
+
 Int64Array = NDArray[np.int64]
 
 
 class Vocabulary:
-    """Raw ids by row: `ids` is int64 [n] or an Arrow string array; `order` [n] sorts them, None when sorted already."""
+    """Raw ids by row: `ids` is int64 [n] or an Arrow string array; `order` [n] sorts them, None when sorted already.
 
-    def __init__(self, ids: NDArray[np.int64] | pa.Array, order: NDArray[np.int64] | None = None) -> None:
+    `where` names the file in errors. What comes from a file is checked before it is used, so a damaged one is a
+    UserError: the rows that are looked up, or all of them before a pass over the whole vocabulary.
+    """
+
+    def __init__(
+        self,
+        ids: NDArray[np.int64] | pa.Array,
+        order: NDArray[np.int64] | None = None,
+        where: str = "the vocabulary",
+        offsets: Int64Array | None = None,
+    ) -> None:
         self.is_text = not isinstance(ids, np.ndarray)
-        self.ids: Any = ids
-        self.order = order
+        self._ids: Any = ids
+        self.order, self._where = order, where
+        self._offsets = offsets  # of text that comes from a file and is not checked yet
+        if order is not None and len(order) != len(ids):
+            raise self._damaged()
 
     @classmethod
     def of_text(
-        cls, offsets: Int64Array, data: NDArray[np.uint8], order: NDArray[np.int64] | None = None
+        cls,
+        offsets: Int64Array,
+        data: NDArray[np.uint8],
+        order: NDArray[np.int64] | None = None,
+        where: str = "the vocabulary",
     ) -> Vocabulary:
-        """Wrap UTF-8 `data` [bytes] cut at `offsets` [n + 1] without copying either."""
+        """Wrap UTF-8 `data` [bytes] cut at `offsets` [n + 1] without copying either.
+
+        Raises:
+            UserError: the offsets do not begin and end with the data.
+        """
+        if not len(offsets) or offsets[0] != 0 or offsets[-1] != len(data):
+            raise UserError(f"the ids in {where} are damaged; prepare the store again")
         buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data)]
-        return cls(pa.Array.from_buffers(pa.large_string(), len(offsets) - 1, buffers), order)
+        ids = pa.Array.from_buffers(pa.large_string(), len(offsets) - 1, buffers)
+        return cls(ids, order, where, np.asarray(offsets))
 
     def __len__(self) -> int:
-        return len(self.ids)
+        return len(self._ids)
+
+    @property
+    def ids(self) -> Any:
+        """All raw ids, checked.
+
+        Raises:
+            UserError: the file is damaged.
+        """
+        if self._offsets is not None:
+            try:
+                self._ids.validate(full=True)
+            except pa.ArrowInvalid:
+                raise self._damaged() from None
+            self._offsets = None
+        return self._ids
+
+    def _damaged(self) -> UserError:
+        return UserError(f"the ids in {self._where} are damaged; prepare the store again")
+
+    def _take(self, rows: Int64Array) -> pa.Array:
+        """Return the texts of rows, checked."""
+        if self._offsets is not None:
+            starts, ends = self._offsets[rows], self._offsets[rows + 1]
+            if rows.size and not (starts.min() >= 0 and (starts <= ends).all() and ends.max() <= self._offsets[-1]):
+                raise self._damaged()
+        taken = self._ids.take(pa.array(rows))
+        try:
+            if self._offsets is not None:
+                taken.validate(full=True)
+        except pa.ArrowInvalid:
+            raise self._damaged() from None
+        return taken
 
     @property
     def kind(self) -> str:
@@ -47,7 +105,7 @@ class Vocabulary:
         """SHA-256 over the raw ids of the first `num_rows` rows: equal for any two vocabularies that share them."""
         digest = hashlib.sha256(self.kind.encode())
         if not self.is_text:
-            digest.update(np.ascontiguousarray(self.ids[:num_rows], np.int64).data)
+            digest.update(np.ascontiguousarray(self._ids[:num_rows], np.int64).data)
         elif num_rows:
             _, offset_buffer, data_buffer = self.ids.buffers()
             offsets = np.frombuffer(offset_buffer, np.int64)[: num_rows + 1]
@@ -61,10 +119,7 @@ class Vocabulary:
         if rows.size and (rows.min() < 0 or rows.max() >= len(self)):
             raise IndexError(f"row {rows.min() if rows.min() < 0 else rows.max()} of a vocabulary of {len(self)} ids")
         flat = rows.reshape(-1).astype(np.int64)
-        if self.is_text:
-            decoded = self.ids.take(pa.array(flat)).to_numpy(zero_copy_only=False)
-        else:
-            decoded = np.asarray(self.ids[flat])
+        decoded = self._take(flat).to_numpy(zero_copy_only=False) if self.is_text else np.asarray(self._ids[flat])
         return decoded.reshape(rows.shape)  # type: ignore[no-any-return]
 
     def encode(self, raw_ids: Sequence[Any] | NDArray[Any] | pa.Array) -> Int64Array:
@@ -78,10 +133,12 @@ class Vocabulary:
         numbers, valid = _as_integers(raw_ids)
         if not len(self):
             return np.full(len(numbers), -1, np.int64)
-        position = np.searchsorted(self.ids, numbers, sorter=self.order)
+        if self.order is not None and not (self.order.min() >= 0 and self.order.max() < len(self)):
+            raise self._damaged()
+        position = np.searchsorted(self._ids, numbers, sorter=self.order)
         np.minimum(position, len(self) - 1, out=position)
         rows = position if self.order is None else np.asarray(self.order)[position]
-        return np.where(valid & (self.ids[rows] == numbers), rows, -1).astype(np.int64)
+        return np.where(valid & (self._ids[rows] == numbers), rows, -1).astype(np.int64)
 
     def _encode_text(self, queries: pa.Array) -> Int64Array:
         """Binary search of every query at once; each round reads one id per query from the file.
@@ -102,16 +159,21 @@ class Vocabulary:
         inside = np.flatnonzero(low < len(self))
         if inside.size:
             found = self._rows(low[inside])
-            same = pc.equal(self.ids.take(pa.array(found)), queries.take(pa.array(inside)))
+            same = pc.equal(self._take(found), queries.take(pa.array(inside)))
             same = pc.fill_null(same, False).to_numpy(zero_copy_only=False)
             rows[inside[same]] = found[same]
         return rows
 
     def _rows(self, sorted_positions: Int64Array) -> Int64Array:
-        return sorted_positions if self.order is None else np.asarray(self.order[sorted_positions], np.int64)
+        if self.order is None:
+            return sorted_positions
+        rows = np.asarray(self.order[sorted_positions], np.int64)
+        if rows.size and not (rows.min() >= 0 and rows.max() < len(self)):
+            raise self._damaged()
+        return rows
 
     def _less(self, sorted_positions: Int64Array, queries: pa.Array) -> NDArray[np.bool_]:
-        less = pc.less(self.ids.take(pa.array(self._rows(sorted_positions))), queries)
+        less = pc.less(self._take(self._rows(sorted_positions)), queries)
         return pc.fill_null(less, False).to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
 
 

@@ -44,11 +44,6 @@ class Loss:
         return self.config.num_negatives
 
     @property
-    def rounds_negatives(self) -> bool:
-        """Whether negatives are read as unit vectors in fp16, so that ranks may send them so."""
-        return False
-
-    @property
     def needs_step_targets(self) -> bool:
         """Whether drawing needs the targets of the whole step, on every rank."""
         return self.sampler.needs_step_targets

@@ -50,10 +50,6 @@ class SampledSoftmaxLoss(Loss):
     def num_scored(self) -> int:
         return self.config.num_scored
 
-    @property
-    def rounds_negatives(self) -> bool:
-        return self.config.precision == "fp16"
-
     def draw(self, batch: Batch, step: int) -> Tensor:
         """Return the negatives of a batch, int32: [T, R], or [G, k·R] of groups of positions."""
         assert batch.targets is not None

@@ -12,8 +12,6 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from turbogr.ops.sampled_softmax import NORM_EPS
-
 Precision = Literal["fp32", "fp16", "bf16"]
 DTYPES: dict[str, torch.dtype] = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 _LARGEST_EXPONENT = 126  # 2**126 and 2**-126 are normal fp32 numbers, and fp16 and bf16 represent 126 exactly
@@ -39,28 +37,6 @@ def decode(message: Tensor, precision: Precision) -> Tensor:
         return message
     exponents = message[:, -1:].to(torch.float32).to(torch.int32)
     return message[:, :-1].to(torch.float32).mul_(_powers(exponents))
-
-
-def encode_units(rows: Tensor) -> Tensor:
-    """Return the message [n, d + 3] fp16 for `rows` [n, d] that are read as unit vectors in fp16.
-
-    These vectors are sent, rounded as their reader would round them, and each row's length: its mantissa in two parts,
-    and its exponent. So reading them in fp16 again changes nothing.
-    """
-    message = rows.new_empty(rows.shape[0], rows.shape[1] + 3, dtype=torch.float16)
-    lengths = torch.linalg.vector_norm(rows, dim=1, keepdim=True).clamp_(min=NORM_EPS)
-    mantissas, exponents = torch.frexp(lengths)
-    message[:, :-3] = rows / lengths
-    message[:, -3:-2] = mantissas.half()
-    message[:, -2:-1] = mantissas - mantissas.half().float()
-    message[:, -1:] = exponents
-    return message
-
-
-def decode_units(message: Tensor) -> Tensor:
-    """Return the rows [n, d] fp32 of a message made by `encode_units`."""
-    mantissa, rest, exponents = message[:, -3:].float().split(1, dim=1)
-    return message[:, :-3].float().mul_((mantissa + rest) * _powers(exponents.to(torch.int32)))
 
 
 def _powers(exponents: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ from turbogr.parallel.row_exchange import start_exchange
 from turbogr.parallel.row_sharding import RowSharding
 from turbogr.parallel.world import communicating
 from turbogr.streams import upload
-from turbogr.tables.table import IdRange, RowGradients, RowPrecision, RowRequest, UsedRows, draw_rows
+from turbogr.tables.table import IdRange, RowGradients, RowRequest, UsedRows, draw_rows
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class PendingIds:
     """Distinct ids, sorted by owner, whose counts are being sent.
 
     `slots` are their rows at the owners, `num_requested` [I] how many each member owns; `num_owned` [I] will hold how
-    many each member asks of this rank. `exact` [R] are the ids whose rows may not be rounded; None: none may.
+    many each member asks of this rank.
     """
 
     ids: Tensor
@@ -44,22 +44,15 @@ class PendingIds:
     num_requested: Tensor
     num_owned: Tensor
     work: Any
-    exact: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class PendingRows:
-    """Rows being sent; `sent` is kept until they have arrived.
-
-    With `places`, these are the rows of a request that are sent as they are, and `rounded` are the others, each with
-    their places among all.
-    """
+    """Rows being sent; `sent` is kept until they have arrived."""
 
     message: Tensor
     sent: Tensor
     work: Any
-    places: Tensor | None = None
-    rounded: PendingRows | None = None
 
 
 @dataclass(frozen=True)
@@ -126,9 +119,7 @@ class ShardedTable:
         slots = ((owned >= first) & (owned < first + num_rows)).nonzero().flatten()
         return slots, owned[slots] - first
 
-    def send_ids(
-        self, ids: Sequence[Tensor], ranges: Sequence[IdRange] | None = None, rounded: Sequence[bool] = ()
-    ) -> PendingIds:
+    def send_ids(self, ids: Sequence[Tensor], ranges: Sequence[IdRange] | None = None) -> PendingIds:
         """Find the distinct rows and start to send their owners how many there are."""
         distinct, index = unique_rows(ids, self.num_rows, ranges)
         if self.mesh.members == 1:
@@ -141,12 +132,7 @@ class ShardedTable:
         num_owned = torch.empty_like(num_requested)
         with communicating("sparse"):
             work = dist.all_to_all_single(num_owned, num_requested, group=self.mesh.member_ranks, async_op=True)
-        index = _reordered(index, order)
-        exact = _in_exact_tensors(ids, rounded, index, distinct.numel()) if self._rounds(rounded) else None
-        return PendingIds(distinct[order], index, slots, num_requested, num_owned, work, exact)
-
-    def _rounds(self, rounded: Sequence[bool]) -> bool:
-        return any(rounded) and self.precision == "fp32"
+        return PendingIds(distinct[order], _reordered(index, order), slots, num_requested, num_owned, work)
 
     def receive_ids(self, pending: PendingIds) -> RowRequest:
         """Wait for the counts, then exchange the ids."""
@@ -154,52 +140,24 @@ class ShardedTable:
             with communicating("sparse"):
                 pending.work.wait()
         num_requested, num_owned = torch.stack([pending.num_requested, pending.num_owned]).tolist()
-        slots, exact = pending.slots, None
-        if pending.exact is not None:  # owners must know it too, so it is a bit of what is sent anyway
-            slots = 2 * slots + pending.exact
+        slots = pending.slots
         if pending.work is not None:
             slots = self._exchange(slots, num_requested, num_owned)
-        if pending.exact is not None:
-            exact, slots = RowPrecision(pending.exact, (slots % 2).bool()), slots // 2
-        request = RowRequest(pending.ids, pending.index, slots, num_requested, num_owned, exact=exact)
-        return request.to(self.weight.device)
+        return RowRequest(pending.ids, pending.index, slots, num_requested, num_owned).to(self.weight.device)
 
     def send_rows(self, request: RowRequest, weight: Tensor | None = None) -> PendingRows:
         """Look up the rows that others ask for, as they are now or in `weight`, and start to send them."""
         found = (self.weight if weight is None else weight).index_select(0, request.slots)
         if self.mesh.members == 1:
             return PendingRows(found, found, None)
-        if request.exact is None:
-            return self._send_encoded(
-                row_encoding.encode(found, self.precision), request.num_requested, request.num_owned
-            )
-        exact, others = (self._send_some(found, request, kind) for kind in (True, False))
-        return replace(exact, rounded=others)
-
-    def _send_encoded(self, sent: Tensor, num_requested: list[int], num_owned: list[int]) -> PendingRows:
-        message = sent.new_empty(sum(num_requested), sent.shape[1])
-        return PendingRows(message, sent, self._start(message, sent, num_requested, num_owned))
-
-    def _send_some(self, found: Tensor, request: RowRequest, exact: bool) -> PendingRows:
-        """Send the rows of a request that are sent as they are (`exact`), or the others."""
-        assert request.exact is not None
-        requested, owned = (marks == exact for marks in request.exact)
-        places, chosen = (upload(marks.nonzero().flatten(), self.weight.device) for marks in (requested, owned))
-        counts = _marked(requested, request.num_requested), _marked(owned, request.num_owned)
-        rows = found.index_select(0, chosen)
-        sent = row_encoding.encode(rows, "fp32") if exact else row_encoding.encode_units(rows)
-        return replace(self._send_encoded(sent, *counts), places=places)
+        sent = row_encoding.encode(found, self.precision)
+        message = row_encoding.empty_message(request.ids.numel(), self.dim, self.precision, self.weight.device)
+        work = self._start(message, sent, request.num_requested, request.num_owned)
+        return PendingRows(message, sent, work)
 
     def receive_rows(self, pending: PendingRows) -> Tensor:
         """Wait for the rows [R, d]."""
-        rows = self._finish(pending)
-        if pending.rounded is None:
-            return rows
-        others = pending.rounded
-        assert pending.places is not None and others.places is not None
-        total = rows.new_empty(rows.shape[0] + others.message.shape[0], self.dim)
-        total.index_copy_(0, pending.places, rows)
-        return total.index_copy_(0, others.places, row_encoding.decode_units(self._arrived(others)))
+        return self._finish(pending)
 
     def send_gradients(self, request: RowRequest, grad: Tensor) -> PendingGradients:
         """Start to send the gradients [R, d] of the rows to their owners."""
@@ -284,18 +242,12 @@ class ShardedTable:
 
     def subset(self, request: RowRequest, requested: Tensor, owned: Tensor) -> RowRequest:
         """Return the request for those rows alone that `requested` [R] and, at their owners, `owned` [Q] mark."""
-        request = request.at_hand
-        exact = None
-        if request.exact is not None:
-            exact = RowPrecision(request.exact.requested[requested], request.exact.owned[owned])
-        part = RowRequest(
-            request.ids[requested],
-            request.index,
-            request.slots[owned],
-            _marked(requested, request.num_requested),
-            _marked(owned, request.num_owned),
-            exact=exact,
+        num_requested, num_owned = (
+            [int(block.sum()) for block in marks.split(sizes)]
+            for marks, sizes in ((requested, request.num_requested), (owned, request.num_owned))
         )
+        request = request.at_hand
+        part = RowRequest(request.ids[requested], request.index, request.slots[owned], num_requested, num_owned)
         return part.to(self.weight.device)
 
     def over(self, mesh: Mesh) -> ShardedTable:
@@ -369,14 +321,11 @@ class ShardedTable:
             return start_exchange(message, sent, coming, going, self.mesh.member_ranks)
 
     def _finish(self, pending: PendingRows | PendingGradients) -> Tensor:
-        message = self._arrived(pending)
-        return message if pending.work is None else row_encoding.decode(message, self.precision)
-
-    def _arrived(self, pending: PendingRows | PendingGradients) -> Tensor:
-        if pending.work is not None:
-            with communicating("sparse"):
-                pending.work.wait()
-        return pending.message
+        if pending.work is None:
+            return pending.message
+        with communicating("sparse"):
+            pending.work.wait()
+        return row_encoding.decode(pending.message, self.precision)
 
 
 @dataclass(frozen=True)
@@ -403,20 +352,6 @@ def sum_blocks(values: Tensor, index: Tensor, sizes: list[int], num_rows: int) -
     for block, places in zip(values.split(sizes), index.split(sizes), strict=True):
         total.index_add_(0, places, block)
     return total
-
-
-def _in_exact_tensors(ids: Sequence[Tensor], rounded: Sequence[bool], index: Tensor, num_ids: int) -> Tensor:
-    """Return which of the distinct ids [num_ids] are in a tensor that is not rounded; `index` finds each id."""
-    exact = torch.zeros(num_ids, dtype=torch.bool)
-    for piece, narrow in zip(index.split([tensor.numel() for tensor in ids]), rounded, strict=True):
-        if not narrow:
-            exact[piece] = True
-    return exact
-
-
-def _marked(marks: Tensor, sizes: list[int]) -> list[int]:
-    """Return how many are marked in each block of `marks`."""
-    return [int(block.sum()) for block in marks.split(sizes)]
 
 
 def _reordered(index: Tensor, order: Tensor) -> Tensor:

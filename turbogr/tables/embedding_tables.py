@@ -146,8 +146,8 @@ class EmbeddingTables:
         sent, ranges, num_inputs, in_loss = [], {}, [], []
         for number, group in enumerate(self.groups):
             named = [(spec, ids[spec.name]) for spec in group.specs if spec.name in ids]
-            tensors, tables, places, rounded = _laid_out(group, number, named)
-            sent.append(group.table.send_ids(tensors, None if len(group.specs) == 1 else tables, rounded))
+            tensors, tables, places = _laid_out(group, number, named)
+            sent.append(group.table.send_ids(tensors, None if len(group.specs) == 1 else tables))
             ranges.update(places)
             num_inputs.append(max((place.inputs.stop for place in places.values()), default=0))
             in_loss.append(any(len(needed.loss) for _, needed in named))
@@ -250,13 +250,9 @@ class EmbeddingTables:
 
 def _laid_out(
     group: TableGroup, number: int, named: Sequence[tuple[TableSpec, Any]]
-) -> tuple[list[Tensor], list[IdRange], dict[str, IndexRange], list[bool]]:
-    """Lay the ids of a group's tables out: all inputs first, then what only the loss reads.
-
-    The last result says which tensors are read in half precision.
-    """
+) -> tuple[list[Tensor], list[IdRange], dict[str, IndexRange]]:
+    """Lay the ids of a group's tables out: all inputs first, then what only the loss reads."""
     tensors: list[Tensor] = []
-    rounded: list[bool] = []
     ranges: list[IdRange] = []
     slices: dict[str, list[slice]] = {}
     start = 0
@@ -264,17 +260,15 @@ def _laid_out(
         for spec, ids in named:
             pieces = list(getattr(ids, kind))
             tensors += pieces
-            exact = len(pieces) - (ids.rounded if kind == "loss" else 0)
-            rounded += [place >= exact for place in range(len(pieces))]
             ranges += [group.range_of(spec)] * len(pieces)
             stop = start + sum(piece.numel() for piece in pieces)
             slices.setdefault(spec.name, []).append(slice(start, stop))
             start = stop
     if not tensors:  # a batch that needs nothing of the group
-        tensors, ranges, rounded = [torch.empty(0, dtype=torch.int64)], [(0, 1)], [False]
+        tensors, ranges = [torch.empty(0, dtype=torch.int64, device=group.table.weight.device)], [(0, 1)]
     counts = {spec.name: tuple(piece.numel() for piece in ids.inputs) for spec, ids in named}
     places = {name: IndexRange(number, inputs, loss, counts[name]) for name, (inputs, loss) in slices.items()}
-    return tensors, ranges, places, rounded
+    return tensors, ranges, places
 
 
 def _seed_of(name: str, seed: int) -> int:

@@ -25,13 +25,6 @@ IdRange = tuple[int, int]
 """(first row, number of rows) that the ids of one tensor count from."""
 
 
-class RowPrecision(NamedTuple):
-    """Which rows of a request are sent as they are, `requested` [R] and `owned` [Q] bool; the others are rounded."""
-
-    requested: Tensor
-    owned: Tensor
-
-
 @dataclass(frozen=True)
 class RowRequest:
     """The distinct rows that a batch needs.
@@ -41,7 +34,7 @@ class RowRequest:
     asks each owner for `num_requested` rows and is asked for `num_owned` by each; alone it asks itself.
 
     All ids come from the host and are worked on there. Where the rows are on an accelerator, these tensors are copies
-    there, and `on_host` is the request in host memory. `exact` says which rows may not be rounded; None: none may.
+    there, and `on_host` is the request in host memory.
     """
 
     ids: Tensor
@@ -50,7 +43,6 @@ class RowRequest:
     num_requested: list[int]
     num_owned: list[int]
     on_host: RowRequest | None = None
-    exact: RowPrecision | None = None
 
     @property
     def at_hand(self) -> RowRequest:
@@ -63,7 +55,7 @@ class RowRequest:
             return self
         ids, index = upload(self.ids, device), upload(self.index, device)
         slots = ids if self.slots is self.ids else upload(self.slots, device)
-        return RowRequest(ids, index, slots, self.num_requested, self.num_owned, self, self.exact)
+        return RowRequest(ids, index, slots, self.num_requested, self.num_owned, self)
 
 
 class RowGradients(NamedTuple):
@@ -121,13 +113,10 @@ class Table(Protocol):
         """Copy what was loaded into the result of `for_checkpoint` back into `local`."""
         ...
 
-    def send_ids(
-        self, ids: Sequence[Tensor], ranges: Sequence[IdRange] | None = None, rounded: Sequence[bool] = ()
-    ) -> Any:
+    def send_ids(self, ids: Sequence[Tensor], ranges: Sequence[IdRange] | None = None) -> Any:
         """Find the distinct rows of `ids` (int64 or int32, duplicates allowed) and start to send them to their owners.
 
-        With `ranges`, the ids of each tensor count from its range's first row and must stay within the range. Rows that
-        are only in tensors which are `rounded` may be sent as unit vectors in fp16; all ranks round the same tensors.
+        With `ranges`, the ids of each tensor count from its range's first row and must stay within the range.
 
         Raises:
             ValueError: an id outside the table or its range.
@@ -204,9 +193,7 @@ class LocalTable:
     def from_checkpoint(self, stored: Tensor, local: Tensor, first: int, num_rows: int) -> None:
         """Nothing to do: `for_checkpoint` returns the rows themselves."""
 
-    def send_ids(
-        self, ids: Sequence[Tensor], ranges: Sequence[IdRange] | None = None, rounded: Sequence[bool] = ()
-    ) -> RowRequest:
+    def send_ids(self, ids: Sequence[Tensor], ranges: Sequence[IdRange] | None = None) -> RowRequest:
         distinct, index = unique_rows(ids, self.num_rows, ranges)
         count = [distinct.numel()]
         return RowRequest(distinct, index, distinct, count, count)

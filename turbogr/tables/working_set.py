@@ -16,14 +16,10 @@ from turbogr.tables.table import RowRequest, Table
 
 
 class TableIds(NamedTuple):
-    """Ids that a batch needs of one table: what its forward pass reads, and what only its loss reads.
-
-    The last `rounded` tensors of `loss` are read as unit vectors in fp16, so rows that are in no other may be sent so.
-    """
+    """Ids that a batch needs of one table: what its forward pass reads, and what only its loss reads."""
 
     inputs: Sequence[Tensor]
     loss: Sequence[Tensor] = ()
-    rounded: int = 0
 
 
 BatchIds = Mapping[str, TableIds]

@@ -112,8 +112,7 @@ class RetrievalTask(Task):
         for feature in self.features:
             inputs.setdefault(feature.table, []).append(batch.features[feature.name])
         negatives = [] if batch.negatives is None else [batch.negatives]
-        rounded = len(negatives) if self.objective.rounds_negatives else 0
-        items = TableIds([batch.items.values], [targets, *negatives], rounded)
+        items = TableIds([batch.items.values], [targets, *negatives])
         return {ITEM: items, **{table: TableIds(ids) for table, ids in inputs.items()}}
 
     def loss(self, sets: WorkingSets, batch: Batch, step: int, *, seed: int | None) -> Tensor:

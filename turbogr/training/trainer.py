@@ -59,6 +59,7 @@ Status = Literal["finished", "stopped early", "interrupted"]
 
 _UPDATE_SECONDS = 10.0
 _PROFILED_STEPS = range(10, 15)
+_SAVE_FAILED = 1 << 10  # what a rank sends in place of a signal; larger than all of these
 
 
 @dataclass(frozen=True)
@@ -155,9 +156,9 @@ class Trainer:
         return self.stepper.state(past_weights)
 
     def resume(self) -> None:
-        """Go back to the newest checkpoint; without one, start from the beginning."""
+        """Go back to the newest checkpoint that is whole; without any, start from the beginning."""
         self.checkpoints.sweep()
-        step = self.checkpoints.newest()
+        step = self.checkpoints.newest_intact()
         if self._resume_from_survivors(-1 if step is None else step):
             return
         if step is not None:
@@ -206,12 +207,17 @@ class Trainer:
         self.loader.load_state_dict(self.progress.loader)
         if self.progress.selected_by not in (None, self.selected_by):
             self._forget_best()
+        best = self.progress.best_step
+        if best in self.checkpoints.steps() and (damages := self.checkpoints.find_damages(best)):
+            self.checkpoints.put_away(best, damages, "the best checkpoint is chosen among later ones")
+            self._forget_best()
         self.checkpoints.note_best(self.progress)
 
     def _go_back(self, bad: BadStep) -> None:
         """Take over the newest checkpoint whose state is finite, to train again from there without the bad step."""
         skipped = sorted({*self.progress.skipped_steps, bad.step})
-        while (step := self.checkpoints.newest()) is not None:
+        self.checkpoints.finish()
+        while (step := self.checkpoints.newest_intact()) is not None:
             self._load(step)
             if all(self.world.gather_objects(self.stepper.is_finite())):
                 break
@@ -289,11 +295,18 @@ class Trainer:
             status = "interrupted"
         except NonFiniteError:
             self._checkpoint(tracker)
+            self.checkpoints.finish()
+            raise
+        except RewindNeeded:
+            raise
+        except BaseException:
+            self.checkpoints.abandon()
             raise
         finally:
             self.timeline.flush(least=1)
         if status == "interrupted":
             self._checkpoint(tracker)
+        self.checkpoints.finish()
         return status
 
     @contextmanager
@@ -315,7 +328,7 @@ class Trainer:
     def _checkpoint(self, tracker: Tracker | SilentTracker) -> None:
         tracker.sync()
         self.progress.wall_seconds = time.perf_counter() + self._wall_offset
-        self.checkpoints.save(self.state(), self.progress)
+        self.checkpoints.save(self.state(), self.progress, background=self.config.train.background_save)
         if self.world.is_first:
             self.timeline.write(self.run)
 
@@ -363,7 +376,10 @@ class Trainer:
         with stage("reduce", pending.step):
             reduced = executor.reduce(pending, sets)
         with stage("agree", pending.step):
-            measured = executor.measure(pending, sets, reduced, loss, self.stop.own_signal)
+            own_signal = _SAVE_FAILED if self.checkpoints.failed else self.stop.own_signal
+            measured = executor.measure(pending, sets, reduced, loss, own_signal)
+        if measured.signal == _SAVE_FAILED:
+            self.checkpoints.finish()
         self.stop.agree(measured.signal)
         if measured.loads is not None and (report := self._stragglers.add(measured.loads.numpy())) is not None:
             self._straggler_reports.append(report)
