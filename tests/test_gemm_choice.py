@@ -28,6 +28,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(gemm_choice, "_LEAST_ROWS", 32)
     monkeypatch.setattr(gemm_choice, "_ROWS_PER_THREAD", 1)
     monkeypatch.setattr(gemm_choice, "_SECONDS", 0.001)
+    monkeypatch.setattr(gemm_choice, "_LEAST_TURNS", 1)
     gemm_choice._operands.cache_clear()
     gemm_choice.unusable.cache_clear()
     return tmp_path / "turbogr"
@@ -39,7 +40,7 @@ def rates(**by_provider: float) -> Measurement:
 
 def test_the_fastest_counts_and_the_library_where_it_is_nearly_as_fast() -> None:
     assert rates(torch=100, onednn=150, turbogr=140).choice() == uniform("onednn")
-    assert rates(torch=100, onednn=104, turbogr=90).choice() == uniform("torch")
+    assert rates(torch=100, onednn=109, turbogr=90).choice() == uniform("torch")
     assert rates(torch=100, onednn=150, turbogr=140).choice(["torch", "turbogr"]) == uniform("turbogr")
 
 

@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,9 +26,9 @@ from turbogr.ops import native, projections
 from turbogr.ops.projections import PRODUCTS, PROVIDERS, SIZES, Choice
 
 _WEIGHTS = {"medium": (256, 1024), "large": (1024, 2048)}
-_ROWS_PER_THREAD, _LEAST_ROWS = 512, 1024
-_SECONDS = 0.03  # per provider and product; at least one product after the warm-up
-_MARGIN = 1.05
+_ROWS_PER_THREAD, _LEAST_ROWS = 512, 512
+_SECONDS, _LEAST_TURNS = 0.06, 5  # per product: providers take turns, so that what else runs slows all of them
+_MARGIN = 1.1
 _MORE_ERROR = 4.0  # than PyTorch's library makes: sums in another order differ by less, bf16 by a thousand times
 _PROBE_ROWS = {"medium": 2048, "large": 256}
 
@@ -81,7 +81,7 @@ def measure() -> Measurement:
             faults = {provider: _fault(provider, size, product) for provider in PROVIDERS[1:]}
             refused[key] = {provider: fault for provider, fault in faults.items() if fault is not None}
             usable = [provider for provider in PROVIDERS if provider not in refused[key]]
-            rates[key] = {provider: _rate(provider, size, product) / 1e9 for provider in usable}
+            rates[key] = _rates(usable, size, product)
     return Measurement(rates, refused)
 
 
@@ -144,24 +144,22 @@ def _by_threads(provider: str, product: str, operands: tuple[Tensor, Tensor, Ten
         torch.set_num_threads(threads)
 
 
-def _rate(provider: str, size: str, product: str) -> float:
+def _rates(providers: list[str], size: str, product: str) -> dict[str, float]:
+    """GFLOP/s of each provider in its best turn."""
     rows = max(_LEAST_ROWS, _ROWS_PER_THREAD * torch.get_num_threads())
     operands = _operands(size, rows)
     depth, columns = _WEIGHTS[size]
-    with projections.using(projections.uniform(provider)):
-        seconds = _shortest(lambda: _multiply(product, *operands))
-    return 2.0 * rows * depth * columns / seconds
-
-
-def _shortest(work: Callable[[], Any]) -> float:
-    work()
-    shortest = float("inf")
-    end = time.perf_counter() + _SECONDS
-    while shortest == float("inf") or time.perf_counter() < end:
-        start = time.perf_counter()
-        work()
-        shortest = min(shortest, time.perf_counter() - start)
-    return shortest
+    shortest = dict.fromkeys(providers, float("inf"))
+    end, turns = time.perf_counter() + _SECONDS * len(providers), -1  # the first turn is the warm-up
+    while turns < _LEAST_TURNS or time.perf_counter() < end:
+        for provider in providers:
+            with projections.using(projections.uniform(provider)):
+                start = time.perf_counter()
+                _multiply(product, *operands)
+                if turns >= 0:
+                    shortest[provider] = min(shortest[provider], time.perf_counter() - start)
+        turns += 1
+    return {provider: 2e-9 * rows * depth * columns / seconds for provider, seconds in shortest.items()}
 
 
 @functools.lru_cache(maxsize=1)
