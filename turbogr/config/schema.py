@@ -9,6 +9,7 @@ chosen by name (a block, a mask, a loss, ...) is looked up in the registry of `t
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -85,6 +86,7 @@ class ModelConfig:
                 "change one of them or set model.qk_dim and model.v_dim"
             )
 
+    @functools.lru_cache(maxsize=64)  # noqa: B019 - a config is a value, and this is asked for in every step
     def with_preset(self) -> ModelConfig:
         """Return a copy in which the preset and the defaults fill what is unset and does not depend on the data."""
         preset = {} if self.preset is None else PRESETS[self.preset]

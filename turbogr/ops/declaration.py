@@ -14,6 +14,11 @@ The schema comes from the annotations. A function for CPUs computes in fp32: giv
 `precision.py` says, and its results are rounded to the types of the fake's. A fake (the shapes for `torch.compile`)
 takes the arguments that it names, by name. So does the gradient: what the backward operator's parameters name is saved
 in the forward pass.
+
+PyTorch's dispatcher, and what torch.library adds for gradients, take a tenth of a millisecond a call, which is most of
+a small step. So plain fp32 tensors on the CPU go straight to the function, or to an autograd function around it.
+Whatever must see an operator as such (torch.compile, fake tensors, dispatch modes, subclasses) gets the one of
+torch.library.
 """
 
 from __future__ import annotations
@@ -50,7 +55,21 @@ class _Declaration:
     outputs: tuple[str, ...]
 
 
-_declarations: dict[OpOverload[..., Any], _Declaration] = {}
+TorchOperator = Callable[..., Any]
+"""A declared operator; its attribute `overload` is that of `torch.ops`."""
+
+
+@dataclass
+class _Eager:
+    """How an operator is called without the dispatcher: a function, and the autograd function around it."""
+
+    function: Callable[..., Any]
+    allowed: bool
+    gradient: Callable[..., Any] | None = None
+
+
+_declarations: dict[TorchOperator, _Declaration] = {}
+_eager: dict[TorchOperator, _Eager] = {}
 _libraries: dict[str, torch.library.Library] = {}
 
 
@@ -61,7 +80,7 @@ def torch_operator(
     outputs: str = "out",
     mutates: str = "",
     device: str = "CPU",
-) -> Callable[[Callable[..., Any]], OpOverload[..., Any]]:
+) -> Callable[[Callable[..., Any]], TorchOperator]:
     """Make `torch.ops.turbogr.<name>` of the decorated function, which becomes the operator.
 
     The function has no defaults. Its last parameter may be a NamedTuple, whose fields are then arguments of the
@@ -76,7 +95,7 @@ def torch_operator(
         device: Dispatch keys of the devices that the function serves: CPU, CUDA, ...
     """
 
-    def declare(function: Callable[..., Any]) -> OpOverload[..., Any]:
+    def declare(function: Callable[..., Any]) -> TorchOperator:
         namespace, _, base = name.rpartition("::")
         namespace = namespace or "turbogr"
         if namespace not in _libraries:
@@ -90,11 +109,46 @@ def torch_operator(
         for key in device.split():
             library.impl(base, called, key)
         torch.library.register_fake(f"{namespace}::{base}", by_name, lib=library)
-        made: OpOverload[..., Any] = getattr(getattr(torch.ops, namespace), base).default
-        _declarations[made] = _Declaration(parameters, tuple(outputs.split()))
+        overload: OpOverload[..., Any] = getattr(getattr(torch.ops, namespace), base).default
+        eager = _Eager(called, allowed=device == "CPU" and not mutates)
+        made = _make_call(overload, eager)
+        _declarations[made], _eager[made] = _Declaration(parameters, tuple(outputs.split())), eager
         return made
 
     return declare
+
+
+def _make_call(overload: OpOverload[..., Any], eager: _Eager) -> TorchOperator:
+    """The function that calls an operator in the cheapest way that its arguments allow."""
+
+    def call(*args: Any) -> Any:
+        if torch.compiler.is_compiling() or not eager.allowed or _is_watched():
+            return overload(*args)
+        needs_grad = False
+        for arg in args:
+            for tensor in arg if type(arg) is list else (arg,):
+                if isinstance(tensor, Tensor):
+                    if type(tensor) not in _PLAIN or tensor.device.type != "cpu" or tensor.dtype is torch.bfloat16:
+                        return overload(*args)
+                    needs_grad = needs_grad or tensor.requires_grad
+        if not (needs_grad and torch.is_grad_enabled()):
+            return eager.function(*args)
+        return overload(*args) if eager.gradient is None else eager.gradient(*args)
+
+    call.overload = overload  # type: ignore[attr-defined]
+    return call
+
+
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
+def _is_watched() -> bool:
+    """Whether a mode or a transformation must see the operators that run."""
+    return bool(
+        torch._C._len_torch_dispatch_stack()
+        or torch._C._len_torch_function_stack()
+        or torch._C._functorch.peek_interpreter_stack() is not None
+    )
 
 
 def derive_schema(function: Callable[..., Any], mutates: str = "") -> str:
@@ -118,8 +172,8 @@ def derive_schema(function: Callable[..., Any], mutates: str = "") -> str:
 
 
 def set_gradient(
-    forward: OpOverload[..., Any],
-    backward: OpOverload[..., Any],
+    forward: TorchOperator,
+    backward: TorchOperator,
     *,
     of: str,
     unchanged: str = "",
@@ -137,16 +191,50 @@ def set_gradient(
         unchanged: Names of inputs whose gradient is that of the output.
         saved: Returns further values to save; takes some of the same inputs, outputs and `needs_<input>`, by name.
     """
-    library = _libraries[forward.namespace]
+    overload: OpOverload[..., Any] = forward.overload  # type: ignore[attr-defined]
+    differentiate = _make_backward(forward, backward, of.split(), unchanged.split())
+    setup_context = _make_setup_context(forward, backward, saved)
     torch.library.register_autograd(
-        forward.name(),
-        _make_backward(forward, backward, of.split(), unchanged.split()),
-        setup_context=_make_setup_context(forward, backward, saved),
-        lib=library,
+        overload.name(), differentiate, setup_context=setup_context, lib=_libraries[overload.namespace]
     )
+    _eager[forward].gradient = _make_gradient(forward, differentiate, setup_context)
 
 
-def _saved_names(backward: OpOverload[..., Any]) -> tuple[list[str], list[str]]:
+def _make_gradient(
+    forward: TorchOperator, differentiate: Callable[..., tuple[Any, ...]], setup_context: Callable[..., None]
+) -> Callable[..., Any]:
+    """The operator with its gradient, without torch.library. An autograd function returns no lists, so the first output
+    is taken apart if it is one."""
+    function, num_others = _eager[forward].function, max(0, len(_declarations[forward].outputs) - 1)
+
+    class Gradient(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *inputs: Any) -> Any:
+            output = function(*inputs)
+            setup_context(ctx, inputs, output)
+            first = output[0] if num_others else output
+            ctx.is_list = type(first) is list
+            if not ctx.is_list:
+                return output
+            return (*first, *output[1:]) if num_others else tuple(first)
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            return differentiate(ctx, list(grads[: len(grads) - num_others]) if ctx.is_list else grads[0])
+
+    returns_list = str(forward.overload._schema.returns[0].type) == "List[Tensor]"  # type: ignore[attr-defined]
+
+    def call(*args: Any) -> Any:
+        found = Gradient.apply(*args)
+        if not returns_list:
+            return found
+        parts = list(found[: len(found) - num_others])
+        return (parts, *found[len(parts) :]) if num_others else parts
+
+    return call
+
+
+def _saved_names(backward: TorchOperator) -> tuple[list[str], list[str]]:
     """The parameters of a backward operator after the first: tensors, and other values."""
     parameters = dict(list(_declarations[backward].parameters.items())[1:])
     tensors = [name for name, annotation in parameters.items() if annotation in _TENSORS]
@@ -154,7 +242,7 @@ def _saved_names(backward: OpOverload[..., Any]) -> tuple[list[str], list[str]]:
 
 
 def _make_setup_context(
-    forward: OpOverload[..., Any], backward: OpOverload[..., Any], saved: Callable[..., dict[str, Any]] | None
+    forward: TorchOperator, backward: TorchOperator, saved: Callable[..., dict[str, Any]] | None
 ) -> Callable[..., None]:
     """The function that saves what `backward` takes."""
     source = _declarations[forward]
@@ -163,7 +251,8 @@ def _make_setup_context(
     tensors, others = _saved_names(backward)
     further = [name for name in [*tensors, *others] if name not in known]
     if further and saved is None:
-        raise TypeError(f"{backward} takes {', '.join(further)}, which {forward} neither takes nor returns")
+        operators = backward.overload, forward.overload  # type: ignore[attr-defined]
+        raise TypeError(f"{operators[0]} takes {', '.join(further)}, which {operators[1]} neither takes nor returns")
     pick_tensors, pick_others = _picker([*known, *further], tensors), _picker([*known, *further], others)
     find_further = None if saved is None else _taking_by_name(saved, known)
     several_outputs = len(source.outputs) > 1
@@ -187,7 +276,7 @@ def _make_setup_context(
 
 
 def _make_backward(
-    forward: OpOverload[..., Any], backward: OpOverload[..., Any], gradients: list[str], unchanged: list[str]
+    forward: TorchOperator, backward: TorchOperator, gradients: list[str], unchanged: list[str]
 ) -> Callable[..., tuple[Any, ...]]:
     """The function that calls `backward` and puts its results in the order of the inputs."""
     parameters, wanted = _declarations[forward].parameters, list(_declarations[backward].parameters)[1:]

@@ -9,11 +9,10 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from torch import Tensor
-from torch._ops import OpOverload
 
 from turbogr.ops import native
 from turbogr.ops.checks import check_offsets
-from turbogr.ops.declaration import set_gradient, torch_operator
+from turbogr.ops.declaration import TorchOperator, set_gradient, torch_operator
 from turbogr.ops.jagged_attention.masks import KeyRanges, check_ranges
 from turbogr.ops.jagged_attention.reference import bucket_boundaries
 from turbogr.ops.native import Kernel, packed_heads, pointer
@@ -70,7 +69,7 @@ class _KernelInTwoSizes:
         return self._small if max_len <= SMALL_BLOCKS_UP_TO else self._large
 
 
-def _declare(name: str, *, bias_channels: int) -> OpOverload[..., Any]:
+def _declare(name: str, *, bias_channels: int) -> TorchOperator:
     """`torch.ops.turbogr.<name>_attention` and its gradient, on the kernels `<name>_forward` and `<name>_backward`.
 
     The output has `bias_channels` and, with q and k, one for content.
