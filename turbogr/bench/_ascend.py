@@ -80,8 +80,8 @@ def lower_for_ascend(variants: list[Variant]) -> tuple[int | None, list[str]]:
     try:
         python = _environment(folder / "ascend")
     except (OSError, subprocess.SubprocessError) as error:
-        told = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
-        reason = told[-1] if told else type(error).__name__
+        lines = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
+        reason = lines[-1] if lines else type(error).__name__
         return None, [f"nothing was lowered for Ascend: {' '.join(PACKAGES)} could not be installed ({reason})"]
     lowered, notes = 0, []
     process = None

@@ -166,9 +166,9 @@ def _ptxas(compiled: Any, ptx: str) -> tuple[int, int]:
         file.write(ptx)
         file.flush()
         command = [str(ptxas), "-v", f"--gpu-name={arch}", file.name, "-o", os.devnull]
-        told = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-    spills = [int(number) for number in re.findall(r"(\d+) bytes spill stores", told)]
-    return int(re.findall(r"Used (\d+) registers", told)[0]), max(spills, default=0)
+        printed = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    spills = [int(number) for number in re.findall(r"(\d+) bytes spill stores", printed)]
+    return int(re.findall(r"Used (\d+) registers", printed)[0]), max(spills, default=0)
 
 
 def _loop_bodies(text: str, device: str) -> list[str]:
