@@ -15,7 +15,7 @@ from turbogr import cli
 from turbogr.data.item_info import ItemInfo
 from turbogr.data.prepare.item_table import add_item_info, read_item_table
 from turbogr.data.prepare.preparation import prepare
-from turbogr.data.store import ITEM_INFO, Store
+from turbogr.data.store import CHECKSUMS, ITEM_INFO, Store
 from turbogr.errors import Note, UserError
 
 pytestmark = pytest.mark.filterwarnings("ignore::turbogr.data.prepare.data_warnings.DataWarning")
@@ -59,10 +59,11 @@ def test_titles_are_those_of_the_records_with_the_items_ids(store: Store, tmp_pa
 
 
 def test_the_content_of_the_store_does_not_change(store: Store, tmp_path: Path) -> None:
-    before = {path.name: path.read_bytes() for path in store.path.iterdir()}
+    before = {path.name: path.read_bytes() for path in store.path.iterdir() if path.name != CHECKSUMS}
     assert ItemInfo.of(store) is None
     add_item_info(store, write(tmp_path / "movies.csv", MOVIES))
-    assert {path.name: path.read_bytes() for path in store.path.iterdir() if path.name != ITEM_INFO} == before
+    added = (ITEM_INFO, CHECKSUMS)
+    assert {path.name: path.read_bytes() for path in store.path.iterdir() if path.name not in added} == before
     assert Store.open(store.path).manifest.content_hash == store.manifest.content_hash
 
 
