@@ -210,4 +210,6 @@ def test_every_long_benchmark_has_a_journal() -> None:
     folder = Path(bench.__file__).parent
     for name in bench.names():
         sources = "".join(path.read_text() for path in [folder / f"{name}.py", *folder.glob(f"_{name}_*.py")])
-        assert ("_journal import" in sources) is (name not in ("checkpoint", "collisions", "first_result", "gemm")), name
+        assert ("_journal import" in sources) is (name not in ("checkpoint", "collisions", "first_result", "gemm")), (
+            name
+        )

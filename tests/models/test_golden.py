@@ -204,9 +204,9 @@ def test_all_names_a_backend_that_it_leaves_out(
         ]
         monkeypatch.setitem(registry._operators, name, implementations)
     assert main(["conformance", str(path), "--backend", "all"]) == 0
-    head, *_, note, verdict = capsys.readouterr().out.splitlines()
+    head, *lines, verdict = capsys.readouterr().out.splitlines()
     assert head.split() == ["tensor", "shape", "auto", "reference"]
-    assert note == "cpu is left out: backend 'cpu' cannot run on this machine: nobody built them"
+    assert "cpu is left out: backend 'cpu' cannot run on this machine: nobody built them" in lines
     assert "the same" in verdict
 
 

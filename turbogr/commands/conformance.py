@@ -9,12 +9,14 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from turbogr.accelerators import choose_device
 from turbogr.config import MAX_TIME_BUCKETS, ModelConfig
 from turbogr.errors import UserError
 from turbogr.files import check_writable
 from turbogr.models.golden import TOLERANCE, Difference, Golden, write_golden
-from turbogr.ops import registry
+from turbogr.ops import registry, triton_runtime
 from turbogr.plugins import built_in_names, find
 
 _SIZES = {
@@ -84,7 +86,7 @@ def _compare(args: argparse.Namespace) -> int:
     if not (math.isfinite(tolerance) and tolerance >= 0):
         raise UserError(f"--tolerance is {tolerance:g}; give a number of 0 or more, such as {TOLERANCE:g}")
     golden, device = Golden.read(args.file), choose_device(args.device or "cpu", setting="--device")
-    left_out = {name: _why_not(name) for name in registry.choices()} if args.backend == "all" else {}
+    left_out = {name: _why_not(name, device) for name in registry.choices()} if args.backend == "all" else {}
     names = [name for name, reason in left_out.items() if reason is None] or [args.backend or "auto"]
     columns: dict[str, list[Difference]] = {}
     for name in names:
@@ -142,13 +144,18 @@ def _given(args: argparse.Namespace, name: str) -> Any:
     return getattr(args, name.replace("-", "_"))
 
 
-def _why_not(backend: str) -> str | None:
-    """Return why a backend does not run on this machine, None if it does."""
+def _why_not(backend: str, device: torch.device) -> str | None:
+    """Return why a backend does not run on this machine's device, None if it does."""
     try:
         with registry.backend(backend):
-            return None
+            pass
     except UserError as error:
         return str(error)
+    return triton_runtime.NOT_INTERPRETING if backend == "triton" and not _runs_triton(device) else None
+
+
+def _runs_triton(device: torch.device) -> bool:
+    return device.type != "cpu" or triton_runtime.is_interpreting()
 
 
 def _table(columns: dict[str, list[Difference]], tolerance: float) -> str:

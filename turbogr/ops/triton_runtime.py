@@ -22,7 +22,7 @@ DEVICES = "CPU CUDA"
 """Dispatch keys of the operators; ROCm's is CUDA too."""
 
 _NOT_INSTALLED = "Triton is not installed; install it with pip install 'turbogr[triton]' (Linux)"
-_NOT_INTERPRETING = "on a CPU it runs in Triton's interpreter only, which is slow: set TRITON_INTERPRET=1 for tests"
+NOT_INTERPRETING = "on a CPU it runs in Triton's interpreter only, which is slow: set TRITON_INTERPRET=1 for tests"
 
 
 def is_interpreting() -> bool:
@@ -37,7 +37,7 @@ class TritonBackend(Backend):
     def why_not(self, device: torch.device, dtype: torch.dtype) -> str | None:
         """See `Backend`."""
         if device.type == "cpu" and not is_interpreting():
-            return _NOT_INTERPRETING
+            return NOT_INTERPRETING
         return super().why_not(device, dtype)
 
 
