@@ -326,12 +326,14 @@ def test_an_accelerator_copies_on_a_stream_of_its_own(monkeypatch: pytest.Monkey
         def synchronize(self) -> None:
             calls.append("synchronize")
 
+    monkeypatch.setattr(streams, "has_streams", lambda device: True)
+    monkeypatch.setattr(streams, "make_current", lambda device: None)
     monkeypatch.setattr(streams.torch, "Stream", Stream)
     monkeypatch.setattr(streams.torch.accelerator, "current_stream", Stream)
     link = link_to(torch.device("meta"), torch.device("cpu"), "fp16")
     assert isinstance(link, StagedLink) and isinstance(link.copies, CopyStream)
     monkeypatch.setattr(link.copies, "pinned", lambda shape, dtype: torch.empty(shape, dtype=dtype))
-    mark = "event of main"  # a meta tensor has no stream to mark
+    mark = link.mark()
     calls.clear()
     rows = torch.randn(5, 4)
     units, ids = Units(rows, rows.norm(dim=1).reciprocal()), torch.tensor([0, 2, 4])
