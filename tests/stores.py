@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from turbogr.data.feature_columns import FeatureColumn
 from turbogr.data.store import Manifest, Store
 from turbogr.data.store_writer import StoreWriter
 
@@ -20,10 +21,12 @@ def write_store(
     times: Sequence[Sequence[int]] | None = None,
     split: str = "leave-two-out",
     real_times: bool = True,
+    features: Sequence[FeatureColumn] = (),
 ) -> Store:
     """Write a store whose user u has the item rows histories[u].
 
-    Raw user ids are 100 + u, raw item ids "item-007"; without `times`, a user's events are a minute apart.
+    Raw user ids are 100 + u, raw item ids "item-007"; without `times`, a user's events are a minute apart. Of
+    `features`, actions have the key "action.NAME".
     """
     lengths = [len(history) for history in histories]
     if times is None:
@@ -34,6 +37,8 @@ def write_store(
         writer.append("times", np.array([time for row in times for time in row], np.int64))
         writer.write_vocabulary("user_ids", np.arange(100, 100 + len(histories), dtype=np.int64))
         writer.write_vocabulary("item_ids", pa.array([f"item-{row:03d}" for row in range(num_items)]))
+        for feature in features:
+            writer.write_feature(feature)
         manifest = Manifest(
             source="lists",
             num_users=len(histories),
@@ -42,6 +47,7 @@ def write_store(
             split=split,
             times="real" if real_times else "positions",
             account={},
+            features={feature.key: feature.info for feature in features},
         )
         return writer.commit(manifest)
 

@@ -40,7 +40,7 @@ def store(tmp_path: Path) -> Store:
 )
 def test_few_users_are_pointed_out(held_out: int, words: str | None) -> None:
     test = np.where(np.arange(500) < held_out, 5, -1)
-    said = Split("leave-one-out", test, np.full(500, -1), test).few_users()
+    said = Split("leave-one-out", test, np.full(500, -1), test, (test, test, test, test)).few_users()
     assert said is None if words is None else words in str(said)
 
 
@@ -135,3 +135,20 @@ def test_the_leak_is_the_share_of_later_training_events(tmp_path: Path) -> None:
     strict = future_leak(store, Split.of(store, "time:350"))
     assert strict is not None
     assert strict.later_share == 0
+
+
+def test_all_events_after_a_cut_in_time_are_its_parts(store: Store) -> None:
+    """Also those of users without earlier events, whose items nothing could be predicted from."""
+    split = Split.of(store, "time:15,35")
+    times, starts = np.asarray(store.times), np.asarray(store.offsets[:-1])
+    kept = {"train": times < 15, "valid": (times >= 15) & (times < 35), "test": times >= 35}
+    for part, expected in kept.items():
+        first, end = split.events(part)
+        found = np.concatenate([np.arange(a, b) for a, b in zip(first, end, strict=True)])
+        assert sorted(found.tolist()) == np.flatnonzero(expected).tolist() and len(found), part
+        assert (first >= starts).all()
+    one = Split.of(store, "leave-two-out")
+    assert [int((b - a).sum()) for a, b in map(one.events, kept)] == [
+        store.num_events - int((one.valid >= 0).sum()) - int((one.test >= 0).sum()),
+        int((one.valid >= 0).sum()), int((one.test >= 0).sum()),
+    ]  # fmt: skip

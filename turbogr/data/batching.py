@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from turbogr.data.feature_values import FeatureValues, action_values, select, token_features, user_features
 from turbogr.data.ranges import concatenated_ranges, cut_by_budget, offsets_of
 from turbogr.data.repeats import RepeatedEvents
 from turbogr.data.store import Store
@@ -29,7 +30,7 @@ _EVENTS_AT_ONCE = 1 << 22
 
 @dataclass(frozen=True)
 class Batch:
-    """B sequences with T input events together; all int64.
+    """B sequences with T input events together; all int64, but for features and actions that are numbers.
 
     Position p of a sequence predicts `targets[p]`, which happens at `next_times[p]`.
 
@@ -45,7 +46,10 @@ class Batch:
         step_targets: the targets of all of them, in the order of the whole step.
         step_num_trained: the number of targets that count on all ranks together, where this batch is one rank's part.
         negatives: what was drawn for this batch ahead of its step, in host memory; None when nothing was.
-        features: [T] rows of a feature's table by the feature's name; row 0 means that the value is not given.
+        features: values of the tokens' features by the feature's name, of T rows (see `FeatureValues`); row 0 of a
+            feature's table means that the value is not given. Those of items are of `items`.
+        user_features: values of the users' features, of B rows.
+        actions: [T] float32 by name, what the user did in the input events; NaN where it is not known.
         on_host: where this batch is on an accelerator, the same one in host memory.
     """
 
@@ -60,7 +64,9 @@ class Batch:
     step_targets: Tensor | None = None
     step_num_trained: int | None = None
     negatives: Tensor | None = None
-    features: Mapping[str, Tensor] = field(default_factory=dict)
+    features: Mapping[str, FeatureValues] = field(default_factory=dict)
+    user_features: Mapping[str, FeatureValues] = field(default_factory=dict)
+    actions: Mapping[str, Tensor] = field(default_factory=dict)
     on_host: Batch | None = None
 
     @property
@@ -99,7 +105,8 @@ class Batch:
             times=self.times[chosen],
             next_times=self.next_times[chosen],
             targets=None if self.targets is None else self.targets[chosen],
-            features={name: rows[chosen] for name, rows in self.features.items()},
+            features={name: select(values, chosen) for name, values in self.features.items()},
+            actions={name: values[chosen] for name, values in self.actions.items()},
             step_targets=None if self.targets is None else self.targets_of_step,
             step_num_trained=self.num_trained_of_step,
             trained=None,
@@ -127,6 +134,11 @@ class Batch:
         return self._map(Tensor.pin_memory)
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        def changed(values: FeatureValues) -> FeatureValues:
+            if isinstance(values, Tensor):
+                return change(values)
+            return Jagged(change(values.values), change(values.offsets))
+
         return Batch(
             users=change(self.users),
             items=Jagged(change(self.items.values), change(self.items.offsets)),
@@ -139,7 +151,9 @@ class Batch:
             step_targets=None if self.step_targets is None else change(self.step_targets),
             step_num_trained=self.step_num_trained,
             negatives=None if self.negatives is None else change(self.negatives),
-            features={name: change(rows) for name, rows in self.features.items()},
+            features={name: changed(values) for name, values in self.features.items()},
+            user_features={name: changed(values) for name, values in self.user_features.items()},
+            actions={name: change(values) for name, values in self.actions.items()},
             on_host=self.on_host,
         )
 
@@ -148,6 +162,7 @@ class Batch:
 class Sequences:
     """Training sequences: inputs starts[i]:starts[i] + lengths[i] of the store, each predicting the next event.
 
+    With `every_event`, all training events are inputs and none has a target, as the task predicts their own actions.
     `num_events_cut` counts the inputs that no sequence covers because their users are longer than `max_len`.
     """
 
@@ -155,6 +170,7 @@ class Sequences:
     starts: Int64Array
     lengths: Int64Array
     num_events_cut: int
+    every_event: bool = False
 
     def __len__(self) -> int:
         return len(self.users)
@@ -170,30 +186,35 @@ class Sequences:
 
     def at(self, chosen: NDArray[np.bool_]) -> Sequences:
         """Return the sequences that are `chosen` [n]."""
-        return Sequences(self.users[chosen], self.starts[chosen], self.lengths[chosen], self.num_events_cut)
+        return Sequences(
+            self.users[chosen], self.starts[chosen], self.lengths[chosen], self.num_events_cut, self.every_event
+        )
 
 
-def training_sequences(starts: Int64Array, ends: Int64Array, max_len: int, window: str = "last") -> Sequences:
+def training_sequences(
+    starts: Int64Array, ends: Int64Array, max_len: int, window: str = "last", *, every_event: bool = False
+) -> Sequences:
     """Cut the training events starts[u]:ends[u] of every user into sequences of at most `max_len` inputs.
 
-    n events give n - 1 inputs, as the last one is only a target; users with fewer than 2 events give nothing. "last"
-    keeps the last `max_len` inputs; "split" covers all inputs with consecutive windows, the latest of them full.
+    n events give n - 1 inputs, as the last one is only a target; users with fewer than 2 events give nothing. With
+    `every_event` they give n inputs. "last" keeps the last `max_len` inputs; "split" covers all inputs with consecutive
+    windows, the latest of them full.
     """
     if max_len < 1:
         raise ValueError(f"max_len must be at least 1, got {max_len}")
     if window not in ("last", "split"):
         raise ValueError(f"window must be 'last' or 'split', got {window!r}")
-    inputs = np.maximum(ends - starts - 1, 0)
+    inputs = np.maximum(ends - starts - (not every_event), 0)
     users = np.flatnonzero(inputs)
     starts, inputs = starts[users], inputs[users]
     if window == "last":
         lengths = np.minimum(inputs, max_len)
-        return Sequences(users, starts + inputs - lengths, lengths, int((inputs - lengths).sum()))
+        return Sequences(users, starts + inputs - lengths, lengths, int((inputs - lengths).sum()), every_event)
     windows = -(-inputs // max_len)
     back = np.repeat(windows, windows) - 1 - concatenated_ranges(np.zeros_like(windows), windows)
     stops = np.repeat(starts + inputs, windows) - back * max_len
     firsts = np.maximum(np.repeat(starts, windows), stops - max_len)
-    return Sequences(np.repeat(users, windows), firsts, stops - firsts, 0)
+    return Sequences(np.repeat(users, windows), firsts, stops - firsts, 0, every_event)
 
 
 def shuffled_order(num: int, seed: int, epoch: int) -> Int64Array:
@@ -257,12 +278,29 @@ def training_batch(
     """
     lengths = sequences.lengths[chosen]
     events = concatenated_ranges(sequences.starts[chosen], lengths)
+    if sequences.every_event:
+        return event_batch(store, sequences.users[chosen], sequences.starts[chosen], lengths, columns)
     times, targets = store.times[events + 1], store.items[events + 1]
     batch = _read(store, sequences.users[chosen], lengths, events, times, targets, columns)
     if repeated is None:
         return batch
     trained = np.flatnonzero(~repeated.of(events + 1))
     return batch if len(trained) == len(events) else dataclasses.replace(batch, trained=_tensor(trained))
+
+
+def event_batch(
+    store: Store,
+    users: Int64Array,
+    starts: Int64Array,
+    lengths: Int64Array,
+    columns: Mapping[str, str] | None = None,
+) -> Batch:
+    """Read the events starts[b]:starts[b] + lengths[b] of users[b], each with its own actions and no target.
+
+    `next_times` are the times of the events themselves, when their actions are asked for.
+    """
+    events = concatenated_ranges(starts, lengths)
+    return _read(store, users, lengths, events, store.times[events], None, columns)
 
 
 def history_batch(
@@ -303,22 +341,18 @@ def _read(
     targets: NDArray[np.integer[Any]] | None,
     columns: Mapping[str, str] | None,
 ) -> Batch:
+    columns, items = columns or {}, np.asarray(store.items[events], np.int64)
     return Batch(
         users=_tensor(users),
-        items=Jagged.from_lengths(_tensor(store.items[events]), _tensor(lengths)),
+        items=Jagged.from_lengths(_tensor(items), _tensor(lengths)),
         events=_tensor(events),
         times=_tensor(store.times[events]),
         next_times=_tensor(next_times),
         targets=None if targets is None else _tensor(targets),
-        features={name: feature_rows(store.actions[column][events]) for name, column in (columns or {}).items()},
+        features=token_features(store, columns, items, events),
+        user_features=user_features(store, columns, users),
+        actions=action_values(store, columns, events),
     )
-
-
-def feature_rows(values: NDArray[Any]) -> Tensor:
-    """Return the table rows of a feature's values [T]: value v has row v + 1, and row 0 stands for a missing value."""
-    if values.dtype.kind == "f":
-        values = np.where(np.isnan(values), -1, values)
-    return _tensor(values.astype(np.int64) + 1)
 
 
 def batch_from_histories(

@@ -25,8 +25,9 @@ class Loader:
     `speeds` as in `turbogr.data.balance.plan_steps`. While a batch is being used, the position is already that of the
     next one, so a state saved then continues without repeating or skipping anything, on any number of ranks.
     With `skip_repeats`, a target that the user has had before does not count in the loss, and a sequence without any
-    other target is left out. `with_step_targets` lets every rank also read the targets of the whole step. `columns` has
-    the store's column behind every feature that batches carry, by the feature's name.
+    other target is left out. With `every_event`, batches have no targets: every training event is an input, with its
+    actions. `with_step_targets` lets every rank also read the targets of the whole step. `columns` has
+    the key of every feature and action that batches carry, or a kept column, by the feature's name.
 
     Raises:
         ValueError: not exactly one of batch_size and batch_tokens is given, or an option is out of range.
@@ -49,15 +50,18 @@ class Loader:
         cost: CostModel | None = None,
         speeds: Sequence[float] | None = None,
         skip_repeats: bool = False,
+        every_event: bool = False,
         with_step_targets: bool = False,
         columns: Mapping[str, str] | None = None,
     ) -> None:
         assert 0 <= rank < num_ranks, (rank, num_ranks)
+        assert not (every_event and (skip_repeats or with_step_targets)), "events without targets"
         self.rank, self.num_ranks = rank, num_ranks
         self.with_step_targets = with_step_targets
         self.columns = dict(columns or {})
         self.store = store
-        self.sequences = training_sequences(np.asarray(store.offsets[:-1]), split.train_end, max_len, window)
+        starts = np.asarray(store.offsets[:-1])
+        self.sequences = training_sequences(starts, split.train_end, max_len, window, every_event=every_event)
         self.num_targets_skipped = 0
         """Targets of an epoch that do not count in the loss."""
         self._repeated: RepeatedEvents | None = None

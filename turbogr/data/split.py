@@ -6,6 +6,8 @@ Rules
     time:T           events before T train; a user's first event from T on is the test event
     time:V,T         events before V train; the first event in [V, T) is the validation event, the first from T on
                      the test event
+A task that predicts what users do with items has all events from T on for its test (`Split.events`), and all in [V, T)
+for validation, those of new users too.
 T and V are ISO dates or times (UTC unless they say otherwise) or seconds. A held-out event always has at least one
 event before it; all events of the user before it are its history.
 """
@@ -30,12 +32,16 @@ _ENOUGH_USERS = 300
 
 @dataclass(frozen=True)
 class Split:
-    """Training events of user u are offsets[u]:train_end[u]; `valid` and `test` hold event indices, -1 for none."""
+    """Training events of user u are offsets[u]:train_end[u]; `valid` and `test` hold event indices, -1 for none.
+
+    `bounds` has the first event of every user's training, validation and test events, and the end of the user's events.
+    """
 
     rule: str
     train_end: Int64Array
     valid: Int64Array
     test: Int64Array
+    bounds: tuple[Int64Array, Int64Array, Int64Array, Int64Array]
 
     @classmethod
     def of(cls, store: Store, rule: str | None = None) -> Split:
@@ -49,26 +55,36 @@ class Split:
         none = np.full(store.num_users, -1, np.int64)
         if rule == LEAVE_ONE_OUT:
             held_out = ends - starts >= 2
-            return cls(rule, ends - held_out, none, np.where(held_out, ends - 1, -1))
+            first = ends - held_out
+            return cls(rule, first, none, np.where(held_out, ends - 1, -1), (starts, first, first, ends))
         if rule == LEAVE_TWO_OUT:
             tested, validated = ends - starts >= 2, ends - starts >= 3
             valid, test = np.where(validated, ends - 2, -1), np.where(tested, ends - 1, -1)
-            return cls(rule, ends - tested - validated, valid, test)
+            bounds = (starts, ends - tested - validated, ends - tested, ends)
+            return cls(rule, bounds[1], valid, test, bounds)
         if store.manifest.times != "real":
             raise UserError(f"split {rule!r} needs times, but {store.path} has only positions; use leave-one-out")
         cuts = [int(cut) for cut in rule.removeprefix("time:").split(",")]
         firsts = [_first_events(store, cut) for cut in cuts]
         test = np.where((firsts[-1] < ends) & (firsts[-1] > starts), firsts[-1], -1)
         if len(cuts) == 1:
-            return cls(rule, firsts[0], none, test)
+            return cls(rule, firsts[0], none, test, (starts, firsts[0], firsts[0], ends))
         valid = np.where((firsts[0] < firsts[1]) & (firsts[0] > starts), firsts[0], -1)
-        return cls(rule, firsts[0], valid, test)
+        return cls(rule, firsts[0], valid, test, (starts, firsts[0], firsts[1], ends))
 
     def targets(self, part: str) -> Int64Array:
         """Return the held-out event of every user, int64 [U], -1 where there is none; part is "valid" or "test"."""
         if part not in ("valid", "test"):
             raise ValueError(f"part must be 'valid' or 'test', got {part!r}")
         return self.valid if part == "valid" else self.test
+
+    def events(self, part: str) -> tuple[Int64Array, Int64Array]:
+        """Return the range of every user's events in a part, "train", "valid" or "test": starts [U] and ends [U].
+
+        After a cut in time these are all of the user's events there, also where the user has none before.
+        """
+        number = ("train", "valid", "test").index(part)
+        return self.bounds[number], self.bounds[number + 1]
 
     def describe(self) -> str:
         """Say in one sentence what is held out, for the protocol line beside every metric."""

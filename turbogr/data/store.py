@@ -23,11 +23,13 @@ from numpy.typing import NDArray
 from turbogr.data.atomic_folder import (
     left_beside,
 )
+from turbogr.data.feature_columns import OWNERS, FeatureColumn, FeatureInfo
 from turbogr.data.ranges import add_counts, cut_by_budget
 from turbogr.data.vocabulary import Int64Array, Vocabulary
 from turbogr.errors import UserError
 
 SCHEMA_VERSION = 1
+WITH_FEATURES = 2  # the version of a store with features, which releases that know none refuse
 MANIFEST = "manifest.json"
 ITEM_INFO = "item_info.parquet"  # optional, and no part of the content; see item_info.py
 CHECKSUMS = "checksums.json"  # of all other files; stores of earlier releases have none
@@ -52,6 +54,7 @@ class Manifest:
     rule of `Split.of`. `account` maps "rows_in", "rows_kept" and "dropped" (reason -> number) to numbers of records. In
     a store that extends another, rows below `known_users` and `known_items` are those of the store whose content hash
     is `extends`. `settings` has the options of `prepare`, and under "plugin" the plug-in of the source, if any.
+    `features` has what is known of every feature and action, by its key (see `turbogr.data.feature_columns`).
     """
 
     source: str
@@ -67,18 +70,26 @@ class Manifest:
     known_users: int = 0
     known_items: int = 0
     columns: dict[str, Column] = field(default_factory=dict)
+    features: dict[str, FeatureInfo] = field(default_factory=dict)
     content_hash: str = ""
     time_unit: str = "seconds"
     schema_version: int = SCHEMA_VERSION
     turbogr_version: str = ""
 
     def to_json(self) -> str:
-        return json.dumps(dataclasses.asdict(self), indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+        record = dataclasses.asdict(self)
+        if self.features:
+            record["schema_version"] = WITH_FEATURES
+        else:
+            del record["features"]
+        return json.dumps(record, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Manifest:
         raw = json.loads(text)
         raw["columns"] = {name: Column(**column) for name, column in raw["columns"].items()}
+        raw["features"] = {key: FeatureInfo(**info) for key, info in raw.get("features", {}).items()}
+        raw["schema_version"] = SCHEMA_VERSION
         manifest = cls(**raw)
         for known in dataclasses.fields(cls):
             value, default = getattr(manifest, known.name), getattr(_EXAMPLE, known.name)
@@ -110,6 +121,7 @@ class Store:
         items: int32 or int64 [E], the item's row, 0 to V - 1.
         times: int64 [E], seconds (or positions, see the manifest).
         actions: name -> [E].
+        features: key -> column of a feature, or of an action that is to be predicted.
         user_ids, item_ids: raw ids of the rows.
     """
 
@@ -125,6 +137,9 @@ class Store:
         self.user_ids = _map_vocabulary(path, "user_ids", manifest)
         self.item_ids = _map_vocabulary(path, "item_ids", manifest)
         self._check_lengths()
+        self.features: dict[str, FeatureColumn] = {
+            key: _map_feature(path, key, info, self) for key, info in manifest.features.items()
+        }
 
     def _check_lengths(self) -> None:
         """Raise UserError where the columns do not go together; looks at lengths and at both ends of the offsets."""
@@ -166,6 +181,19 @@ class Store:
     @property
     def num_events(self) -> int:
         return self.manifest.num_events
+
+    def feature_key(self, name: str) -> str | None:
+        """Return the key that `name` stands for: a key, or the name of a single feature; None if it is neither.
+
+        Raises:
+            UserError: several features have this name.
+        """
+        if name in self.features:
+            return name
+        found = [f"{owner}.{name}" for owner in OWNERS if f"{owner}.{name}" in self.features]
+        if len(found) > 1:
+            raise UserError(f"{self.path} has several features '{name}': write {' or '.join(found)}")
+        return found[0] if found else None
 
     @property
     def lengths(self) -> Int64Array:
@@ -271,11 +299,11 @@ def read_manifest(path: Path) -> Manifest:
         version = raw["schema_version"]
     except (ValueError, KeyError, TypeError):
         raise UserError(f"{path / MANIFEST} is damaged; prepare the store again") from None
-    if version != SCHEMA_VERSION:
+    if version not in (SCHEMA_VERSION, WITH_FEATURES):
         writer = raw.get("turbogr_version") or "another version"
         raise UserError(
-            f"{path} has store version {version} (written by turbogr {writer}), but this turbogr reads version "
-            f"{SCHEMA_VERSION}; prepare the store again"
+            f"{path} has store version {version} (written by turbogr {writer}), but this turbogr reads "
+            f"versions {SCHEMA_VERSION} and {WITH_FEATURES}; prepare the store again"
         )
     try:
         return Manifest.from_json(text)
@@ -305,3 +333,19 @@ def _map_vocabulary(path: Path, name: str, manifest: Manifest) -> Vocabulary:
         return Vocabulary(_map(path, name, manifest), order, where)
     offsets, data = _map(path, f"{name}.offsets", manifest), _map(path, f"{name}.bytes", manifest)
     return Vocabulary.of_text(offsets, data, order, where)
+
+
+def _map_feature(path: Path, key: str, info: FeatureInfo, store: Store) -> FeatureColumn:
+    """Map the columns of a feature, or raise UserError where they do not fit the store."""
+    manifest = store.manifest
+    rows = {"item": store.num_items, "user": store.num_users}.get(key.partition(".")[0], store.num_events)
+    values = _map(path, key, manifest)
+    categories = info.kind in ("category", "categories")
+    offsets = _map(path, f"{key}.offsets", manifest) if info.kind == "categories" else None
+    vocabulary = _map_vocabulary(path, f"{key}.values", manifest) if categories else None
+    whole = len(values) == (rows * info.size if info.kind == "vector" else rows)
+    if offsets is not None:
+        whole = len(offsets) == rows + 1 and offsets[0] == 0 and offsets[-1] == len(values)
+    if not whole or (vocabulary is not None and len(vocabulary) != info.size):
+        raise UserError(f"the columns of {path} do not fit its manifest; prepare the store again")
+    return FeatureColumn(key, info, values, offsets, vocabulary)

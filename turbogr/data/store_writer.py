@@ -25,6 +25,7 @@ from numpy.typing import DTypeLike, NDArray
 from turbogr import __version__
 from turbogr.checksums import BLOCK, FileChecksum
 from turbogr.data.atomic_folder import make_beside, move_into_free_place, move_into_place, remove_abandoned, restore
+from turbogr.data.feature_columns import FeatureColumn
 from turbogr.data.store import CHECKSUMS, ITEM_INFO, MANIFEST, Column, Manifest, Store
 from turbogr.data.store_checksums import write_checksums
 from turbogr.data.vocabulary import Int64Array
@@ -138,6 +139,14 @@ class StoreWriter:
         if order is not None:
             self.append(f"{name}.order", order, np.int64)
 
+    def write_feature(self, column: FeatureColumn) -> None:
+        """Write the columns of a feature; its `info` belongs into the manifest, under its key."""
+        self.append(column.key, np.asarray(column.values).reshape(-1))
+        if column.offsets is not None:
+            self.append(f"{column.key}.offsets", column.offsets, np.int64)
+        if column.vocabulary is not None:
+            self.write_vocabulary(f"{column.key}.values", column.vocabulary.ids, column.vocabulary.order)
+
     def commit(self, manifest: Manifest) -> Store:
         """Finish the columns, complete the manifest with their hashes, and rename the folder to the target."""
         columns = {name: column.close() for name, column in sorted(self._columns.items())}
@@ -221,5 +230,6 @@ def _content_hash(columns: Mapping[str, Column], manifest: Manifest) -> str:
     lines: Iterable[str] = (
         f"{name} {column.dtype} {column.length} {column.sha256}" for name, column in columns.items()
     )
-    text = "\n".join([*lines, manifest.split, manifest.times])
+    features = [f"{key} {dataclasses.asdict(info)}" for key, info in sorted(manifest.features.items())]
+    text = "\n".join([*lines, manifest.split, manifest.times, *features])
     return hashlib.sha256(text.encode()).hexdigest()

@@ -48,6 +48,7 @@ class TableEncoder:
         for name, weight in self.features.items():
             values = batch.features.get(name)
             missing = torch.zeros_like(batch.items.values) if values is None else values
+            assert isinstance(missing, Tensor), "a value per token"
             used, positions = on_device(weight, missing, device)
             features[name] = F.embedding(positions, used)
         batch = batch.to(device)

@@ -110,7 +110,9 @@ class RetrievalTask(Task):
         assert targets is not None
         inputs: dict[str, list[Tensor]] = {}
         for feature in self.features:
-            inputs.setdefault(feature.table, []).append(batch.features[feature.name])
+            rows = batch.features[feature.name]
+            assert isinstance(rows, Tensor), "a value per token, as `resolve_features` has checked"
+            inputs.setdefault(feature.table, []).append(rows)
         negatives = [] if batch.negatives is None else [batch.negatives]
         items = TableIds([batch.items.values], [targets, *negatives])
         return {ITEM: items, **{table: TableIds(ids) for table, ids in inputs.items()}}
