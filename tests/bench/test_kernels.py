@@ -97,9 +97,11 @@ def test_without_the_environment_for_ascend_the_reason_is_a_note(
 
 
 @pytest.mark.parametrize("device", ["cuda", "hip"])
-def test_every_variant_has_a_name_of_its_own_and_a_large_tile(device: str) -> None:
+def test_every_variant_has_a_name_of_its_own_and_attention_a_large_tile(device: str) -> None:
     variants = list_variants(device)
     assert len({variant.name for variant in variants}) == len(variants)
     for variant in variants:
+        if variant.module not in ("attention", "channels", "relative_weights"):
+            continue
         sides = sorted((variant.tile.block_q, variant.tile.block_k))
         assert sides[0] >= 32 and sides[1] >= 64, variant.name
