@@ -11,7 +11,7 @@ from turbogr.ops import triton_runtime
 
 @pytest.fixture(scope="session", autouse=True)
 def _interpreter() -> Iterator[None]:
-    """Interpret kernels, which is decided when they are imported: nothing else in this process may have done that."""
+    """Interpret kernels; `tests/conftest.py` has imported them so."""
     if triton_runtime.BACKEND.problem is not None:
         pytest.skip(triton_runtime.BACKEND.problem)
     with pytest.MonkeyPatch.context() as patch:
