@@ -77,6 +77,7 @@ _BUILT_IN: dict[str, dict[str, str]] = {
         "fuxi-alpha": "turbogr.layers.fuxi",
         "fuxi-beta": "turbogr.layers.fuxi",
         "fuxi-gamma": "turbogr.layers.fuxi",
+        "stu": "turbogr.layers.stu",
     },
     "method": {
         "popularity": "turbogr.simple.methods",
@@ -122,6 +123,7 @@ _BUILT_IN: dict[str, dict[str, str]] = {
 _BUILT_IN_SECTIONS = frozenset(
     {
         *(("method", name) for name in _BUILT_IN["method"] if name != "popularity"),
+        ("block", "stu"),
         ("mask", "window"),
         ("loss", "gbce"),
         ("source", "synthetic"),

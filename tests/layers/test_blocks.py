@@ -125,12 +125,29 @@ def fuxi(x: Tensor, w: Weights, sequence: Sequence, *, content: bool, decay: boo
     return o + (silu(inner @ w["ffn_gate"]) * (inner @ w["ffn_up"])) @ w["ffn_down"]
 
 
+def stu(x: Tensor, w: Weights, sequence: Sequence) -> Tensor:
+    v_width, qk_width = NUM_HEADS * V_DIM, NUM_HEADS * QK_DIM
+    normal = layer_norm(x, 1e-6) * w["input_norm_weight"] + w["input_norm_bias"]
+    u, v, q, k = (normal @ w["uvqk"] + w["uvqk_bias"]).split([v_width, v_width, qk_width, qk_width], dim=1)
+    u = silu(u)
+    attended = torch.cat(
+        [
+            (silu(q_h @ k_h.T / QK_DIM**0.5) / MAX_LEN * sequence.visible()) @ v_h
+            for q_h, k_h, v_h in zip(heads(q), heads(k), heads(v), strict=True)
+        ],
+        dim=1,
+    )
+    gated = u * (layer_norm(attended, 1e-6) * w["output_norm_weight"] + w["output_norm_bias"])
+    return x + sequence.drop(torch.cat([u, attended, gated], dim=1), 0) @ w["out_weight"]
+
+
 FORMULAS: dict[str, Callable[[Tensor, Weights, Sequence], Tensor]] = {
     "hstu": hstu,
     "sasrec": sasrec,
     "fuxi-alpha": partial(fuxi, content=True, decay=False),
     "fuxi-beta": partial(fuxi, content=False, decay=True),
     "fuxi-gamma": partial(fuxi, content=True, decay=True),
+    "stu": stu,
 }
 
 

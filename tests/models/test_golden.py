@@ -31,7 +31,7 @@ every_backend = pytest.mark.parametrize(
 
 
 def named(name: str) -> ModelConfig:
-    return dataclasses.replace(CONFIG, name=name, ffn_multiplier=1.0 if name == "hstu" else 1.5)  # type: ignore[arg-type]
+    return dataclasses.replace(CONFIG, name=name, ffn_multiplier=1.0 if name in ("hstu", "stu") else 1.5)  # type: ignore[arg-type]
 
 
 def change(path: Path, **arrays: object) -> None:

@@ -18,6 +18,7 @@ from turbogr.tables.table import LocalTable
 DIM, NUM_HEADS, QK_DIM, V_DIM, FFN_DIM, MAX_LEN, NUM_TIME_BUCKETS = 64, 2, 24, 40, 96, 1024, 2500
 
 ZERO = torch.tensor(0.0)
+ONE = torch.ones(1)
 TABLE = Normal(0.0, 0.02)
 DECAY = torch.tensor([0.02, math.log(math.expm1(0.25)), math.log(0.8 / 0.2)])
 """The free numbers of a = 0.02, β = 0.25 and γ = 0.8: a, softplus⁻¹(β), logit(γ)."""
@@ -71,6 +72,15 @@ EXPECTED: dict[str, dict[str, Distribution | Tensor]] = {
     "fuxi-alpha": fuxi(3, TABLE),
     "fuxi-beta": fuxi(2, DECAY),
     "fuxi-gamma": fuxi(3, DECAY),
+    "stu": {
+        "input_norm_weight": ONE,
+        "input_norm_bias": ZERO,
+        "uvqk": glorot_uniform(DIM, 2 * NUM_HEADS * (V_DIM + QK_DIM)),
+        "uvqk_bias": ZERO,
+        "output_norm_weight": ONE,
+        "output_norm_bias": ZERO,
+        "out_weight": glorot_uniform(3 * NUM_HEADS * V_DIM, DIM),
+    },
 }
 """For every block and every parameter of it, where its values come from, or the values."""
 

@@ -82,7 +82,7 @@ def test_no_token_sees_a_later_one_or_another_sequence(model: RetrievalModel, ta
     assert touched.tolist() == [False] * 8 + [True] * 2 + [False] * 5
 
 
-@pytest.mark.parametrize("name", [name for name in built_in_names("block") if name != "sasrec"])
+@pytest.mark.parametrize("name", [name for name in built_in_names("block") if name not in ("sasrec", "stu")])
 def test_the_time_of_the_next_item_matters(name: str, table: LocalTable) -> None:
     model = make_model(name)
     batch = make_batch([6])

@@ -54,11 +54,15 @@ _FFN_NAMES = ("lin2.weight", "ffn_up")  # the parameters whose last dimension is
 
 @dataclass(frozen=True)
 class Difference:
-    """How far one of our tensors is from the file's: ‖ours − theirs‖ / ‖theirs‖."""
+    """How far one of our tensors is from the file's: ‖ours − theirs‖ / ‖theirs‖, or as its golden file measures it.
+
+    `tolerance` is the largest error at which it counts as the same; None: `TOLERANCE`.
+    """
 
     name: str
     shape: tuple[int, ...]
     error: float
+    tolerance: float | None = None
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,11 @@ class Golden:
             UserError: the file cannot be read, misses a tensor, or holds one of the wrong kind or shape or of a
                 parameter that our model does not have.
         """
-        arrays = _load(path)
+        return cls.of(load_arrays(path), path)
+
+    @classmethod
+    def of(cls, arrays: Mapping[str, NDArray[Any]], path: Path | str) -> Golden:
+        """Take over the arrays of a file, checked as by `read`."""
         try:
             config = _config_of(arrays)
             golden = cls(config, _tensors_of(arrays))
@@ -84,6 +92,10 @@ class Golden:
         except UserError as error:
             raise UserError(f"{path}: {error}") from error
         return golden
+
+    @property
+    def title(self) -> str:
+        return f"{self.config.name}, {self.config.num_blocks} blocks of width {self.config.dim}"
 
     def compare(self, *, recompute: bool = False, device: torch.device | str = "cpu") -> list[Difference]:
         """Run our model on the file's input and parameters; return the difference of the output and every gradient.
@@ -255,6 +267,17 @@ def relative_error(ours: Tensor, theirs: Tensor) -> float:
     return difference / size if size else (0.0 if difference == 0 else math.inf)
 
 
+def largest_error(ours: Tensor, theirs: Tensor, *, relative: bool) -> float:
+    """The largest |ours − theirs|, with `relative` over the largest |theirs|; infinite if one is not finite."""
+    if tuple(ours.shape) != tuple(theirs.shape) or not ours.isfinite().all():
+        return math.inf
+    if not ours.numel():
+        return 0.0
+    difference = float((ours.double() - theirs.double()).abs().max())
+    size = float(theirs.double().abs().max()) if relative else 1.0
+    return difference / size if size else (0.0 if difference == 0 else math.inf)
+
+
 def _run(
     model: RetrievalModel, table: Tensor, ids: Tensor, times: Tensor, lengths: Tensor, cotangent: Tensor
 ) -> dict[str, Tensor]:
@@ -312,7 +335,12 @@ def _parameter_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...
         yield name, shape[::-1] if transposed else shape
 
 
-def _load(path: Path | str) -> dict[str, NDArray[Any]]:
+def load_arrays(path: Path | str) -> dict[str, NDArray[Any]]:
+    """Return all arrays of a file by name.
+
+    Raises:
+        UserError: it is no readable archive of plain arrays.
+    """
     # On damaged files NumPy, zipfile and zlib raise whatever they come across, some of it only when an entry is read.
     try:
         file = np.load(path, allow_pickle=False)
