@@ -139,11 +139,11 @@ def test_a_plug_in_does_not_replace_what_is_built_in() -> None:
 
 
 def test_a_plug_in_s_backend_of_a_built_in_operator_is_used_only_when_it_is_named() -> None:
-    plugins.register("backend", "mine", operator="embed")(double)
+    plugins.register("backend", "mine", operator="unique_rows")(double)
     with registry.backend("mine"):
-        assert registry.choose("embed", CPU, FLOAT) is double
-    assert served("embed", CPU)[0] != "mine"
-    assert served("embed", CUDA) == (
+        assert registry.choose("unique_rows", CPU, FLOAT) is double
+    assert served("unique_rows", CPU)[0] != "mine"
+    assert served("unique_rows", CUDA) == (
         "reference",
         "cpu: it runs on cpu only; mine: used only when it is chosen by name",
     )

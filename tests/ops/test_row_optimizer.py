@@ -82,8 +82,10 @@ def test_a_table_that_cannot_be_updated_in_place_is_refused() -> None:
 @needs_kernels
 def test_the_operators_obey_the_rules_of_torch_library() -> None:
     state, index, grad = make((10, 3, 7), torch.float32)
-    torch.library.opcheck(torch.ops.turbogr.row_adam_.default, (*state, index, grad, 1, 0.01, 0.9, 0.98, 1e-8, 0.0))
-    torch.library.opcheck(torch.ops.turbogr.row_adagrad_.default, (*state[:2], index, grad, 0.01, 1e-8))
+    torch.library.opcheck(
+        torch.ops.turbogr.row_adam_.default, (*state, index, grad, None, 1, 0.01, 0.9, 0.98, 1e-8, 0.0)
+    )
+    torch.library.opcheck(torch.ops.turbogr.row_adagrad_.default, (*state[:2], index, grad, None, 0.01, 1e-8))
 
 
 @pytest.mark.parametrize("index", [[-1], [3]])

@@ -36,7 +36,9 @@ class Backend:
     """What a backend serves.
 
     `devices` are types of torch devices ("cpu", "cuda"), `dtypes` floating types; empty means all. `problem` is why it
-    cannot run on this machine, None if it can. On devices of `by_name_only_on` `auto` does not choose it.
+    cannot run on this machine, None if it can. On devices of `by_name_only_on` `auto` does not choose it. On those of
+    `or_auto_on` an operator that it cannot serve is served as with `auto`, also where it is chosen by name: the host
+    does such work beside a device.
     """
 
     name: str
@@ -44,6 +46,7 @@ class Backend:
     dtypes: tuple[torch.dtype, ...] = ()
     problem: str | None = None
     by_name_only_on: tuple[str, ...] = ()
+    or_auto_on: tuple[str, ...] = ()
 
     def why_not(self, device: torch.device, dtype: torch.dtype) -> str | None:
         """None if the backend serves this device and type, else the reason."""
@@ -238,6 +241,8 @@ def _decide(operator: str, device: torch.device, dtype: torch.dtype) -> Implemen
     for implementation in _operators[operator]:
         if implementation.backend.name == _choice:
             reason = implementation.backend.why_not(device, dtype)
+            if reason is not None and device.type in implementation.backend.or_auto_on:
+                break
             if reason is not None:
                 raise UserError(f"backend '{_choice}' cannot serve '{operator}' on {device.type} in {dtype}: {reason}")
             return implementation

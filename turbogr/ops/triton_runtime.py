@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib import import_module
 from typing import Any
@@ -49,6 +49,9 @@ BACKEND = TritonBackend(
     by_name_only_on=("cpu",),
 )
 """The `BACKEND` of a module with functions on Triton kernels."""
+
+HOST_TOO_BACKEND = replace(BACKEND, or_auto_on=("cpu",))
+"""The same for what the host computes too beside a device: draws of negatives, and tables in host memory."""
 
 
 @lru_cache

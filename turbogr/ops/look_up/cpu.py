@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from itertools import accumulate
 
 import torch
@@ -47,7 +48,11 @@ def _forward(rows: Tensor, index: Tensor, counts: list[int]) -> list[Tensor]:
 
 @torch_operator("look_up_rows_backward", fake=lambda index, num_rows, width: _empty_gradient(index, num_rows, width))
 def _backward(grads: list[Tensor | None], index: Tensor, counts: list[int], num_rows: int, width: int) -> Tensor:
-    """A piece without a gradient counts as zeros."""
+    return sum_rows(grads, index, counts, num_rows, width)
+
+
+def sum_rows(grads: Sequence[Tensor | None], index: Tensor, counts: Sequence[int], num_rows: int, width: int) -> Tensor:
+    """The sums [num_rows, width] of gradients by row. A piece without a gradient counts as zeros."""
     contiguous = [None if grad is None else grad.contiguous() for grad in grads]
     index = native.int32(index)
     out = _empty_gradient(index, num_rows, width)
@@ -68,7 +73,7 @@ def _empty_gradient(index: Tensor, num_rows: int, width: int) -> Tensor:
     return index.new_empty(num_rows, width, dtype=torch.float32)
 
 
-def _starts(counts: list[int]) -> ctypes.Array[ctypes.c_int64]:
+def _starts(counts: Sequence[int]) -> ctypes.Array[ctypes.c_int64]:
     return native.int64s([0, *accumulate(counts)])
 
 

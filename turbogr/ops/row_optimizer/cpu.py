@@ -10,6 +10,7 @@ from torch import Tensor
 from turbogr.ops import native
 from turbogr.ops.checks import check_index
 from turbogr.ops.declaration import torch_operator
+from turbogr.ops.look_up.cpu import sum_rows
 from turbogr.ops.native import Kernel
 
 BACKEND = native.BACKEND
@@ -32,6 +33,7 @@ def row_adam_(
     square: Tensor,
     index: Tensor,
     grad: Tensor,
+    places: Tensor | None,
     step: int,
     lr: float,
     beta1: float,
@@ -40,10 +42,9 @@ def row_adam_(
     weight_decay: float,
 ) -> None:
     """See `turbogr.ops.row_optimizer.row_adam_`."""
-    for name, tensor in (("weight", weight), ("mean", mean), ("square", square)):
-        _require_contiguous(name, tensor)
+    require_contiguous(weight=weight, mean=mean, square=square)
     check_index("index", index, weight.shape[0])
-    index, grad = native.int64(index), grad.contiguous()
+    index, grad = native.int64(index), _summed(grad, places, index.shape[0])
     _adam_kernel(
         weight.data_ptr(),
         mean.data_ptr(),
@@ -64,12 +65,13 @@ def row_adam_(
 
 @torch.no_grad()
 @torch_operator("row_adagrad_", mutates="weight square")
-def row_adagrad_(weight: Tensor, square: Tensor, index: Tensor, grad: Tensor, lr: float, eps: float) -> None:
+def row_adagrad_(
+    weight: Tensor, square: Tensor, index: Tensor, grad: Tensor, places: Tensor | None, lr: float, eps: float
+) -> None:
     """See `turbogr.ops.row_optimizer.row_adagrad_`."""
-    for name, tensor in (("weight", weight), ("square", square)):
-        _require_contiguous(name, tensor)
+    require_contiguous(weight=weight, square=square)
     check_index("index", index, weight.shape[0])
-    index, grad = native.int64(index), grad.contiguous()
+    index, grad = native.int64(index), _summed(grad, places, index.shape[0])
     _adagrad_kernel(
         weight.data_ptr(),
         square.data_ptr(),
@@ -82,6 +84,16 @@ def row_adagrad_(weight: Tensor, square: Tensor, index: Tensor, grad: Tensor, lr
     )
 
 
-def _require_contiguous(name: str, tensor: Tensor) -> None:
-    if not tensor.is_contiguous():
-        raise ValueError(f"{name} must be contiguous to be updated in place, got strides {tensor.stride()}")
+def _summed(grad: Tensor, places: Tensor | None, num_rows: int) -> Tensor:
+    """The gradients of distinct rows: sums in the order of the gradients, for any number of threads."""
+    if places is None:
+        return grad.contiguous()
+    check_index("places", places, num_rows)
+    return sum_rows([grad], places, [places.shape[0]], num_rows, grad.shape[1])
+
+
+def require_contiguous(**tensors: Tensor) -> None:
+    """Refuse tensors that cannot be updated in place."""
+    for name, tensor in tensors.items():
+        if not tensor.is_contiguous():
+            raise ValueError(f"{name} must be contiguous to be updated in place, got strides {tensor.stride()}")

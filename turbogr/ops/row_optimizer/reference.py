@@ -20,6 +20,7 @@ def row_adam_(
     square: Tensor,
     index: Tensor,
     grad: Tensor,
+    places: Tensor | None,
     step: int,
     lr: float,
     beta1: float,
@@ -29,6 +30,7 @@ def row_adam_(
 ) -> None:
     """See `turbogr.ops.row_optimizer.row_adam_`."""
     check_index("index", index, weight.shape[0])
+    grad = sum_duplicates(grad, places, index.shape[0])
     m = mean[index].lerp_(grad, 1 - beta1)
     v = square[index].mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
     mean[index], square[index] = m, v
@@ -38,9 +40,20 @@ def row_adam_(
 
 
 @torch.no_grad()
-def row_adagrad_(weight: Tensor, square: Tensor, index: Tensor, grad: Tensor, lr: float, eps: float) -> None:
+def row_adagrad_(
+    weight: Tensor, square: Tensor, index: Tensor, grad: Tensor, places: Tensor | None, lr: float, eps: float
+) -> None:
     """See `turbogr.ops.row_optimizer.row_adagrad_`."""
     check_index("index", index, weight.shape[0])
+    grad = sum_duplicates(grad, places, index.shape[0])
     s = square[index].addcmul_(grad, grad)
     square[index] = s
     weight[index] = weight[index].addcdiv_(grad, s.sqrt_().add_(eps), value=-lr)
+
+
+def sum_duplicates(grad: Tensor, places: Tensor | None, num_rows: int) -> Tensor:
+    """The gradients [num_rows, d] themselves if there are no places, else their sums by place."""
+    if places is None:
+        return grad
+    check_index("places", places, num_rows)
+    return grad.new_zeros(num_rows, grad.shape[1]).index_add_(0, places, grad)

@@ -84,3 +84,30 @@ def chunk_of(width: int) -> int:
 def channel_tile(kernel: str, precision: str, block: int, target: str) -> Tile:
     """Tile of FuXi's channels of position and time for chunks of `block` columns."""
     return attention_tile(kernel, precision, block, target)
+
+
+MAX_WIDTH = 8192
+"""The widest row that a norm takes: a program has whole rows."""
+
+
+def row_tile(width: int, target: str) -> Tile:
+    """Tile of a pass with whole rows: `block_q` rows of `block_k` columns, at most 8 numbers for each thread.
+
+    A program has at most 1,024 threads: 32 warps of NVIDIA, 16 of AMD.
+    """
+    block = padded(width)
+    rows = max(1, 1024 // block)
+    threads = 64 if target == "hip" else 32
+    return Tile(rows, block, min(1024 // threads, max(1, rows * block // (8 * threads))), 1)
+
+
+def element_tile(width: int) -> Tile:
+    """Tile of a pass element by element: `block_q` rows of `block_k` columns, 8 numbers for each thread."""
+    block = min(256, padded(width))
+    return Tile(1024 // block, block, 4, 1)
+
+
+def segment_tile(width: int) -> Tile:
+    """Tile of a sum over the places of a row: `block_q` places of `block_k` columns are read at once."""
+    block = min(256, padded(width))
+    return Tile(8, block, max(1, block // 64), 1)
