@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from turbogr.commands.prepare import account_table
+from turbogr.data.feature_summary import describe_features
 from turbogr.data.item_info import ItemInfo, describe_item_info
 from turbogr.data.split import Split
 from turbogr.data.store import Store
@@ -112,6 +113,7 @@ def describe(store: Store, summary: Summary, num_users: int, num_events: int) ->
             "keep their rows"
         )
     parts.append(_actions(store))
+    parts += describe_features(store)
     if manifest.ties is not None:
         order, events = manifest.ties
         named = {"file": "the order of the input", "random": "a random order"}[order]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from turbogr.commands._plugins_option import add_plugins_option, load_given_plugins
+from turbogr.data.feature_summary import describe_features
 from turbogr.data.item_info import ItemInfo, describe_item_info
 from turbogr.data.prepare.filters import DUPLICATES
 from turbogr.data.prepare.preparation import TIES, prepare
@@ -63,6 +64,20 @@ def add_parser(subparsers: Any) -> None:
         "--keep-columns", metavar="A,B", type=_names, default=(), help="number columns to keep beside the items"
     )
     columns.add_argument(
+        "--actions",
+        metavar="A,B",
+        type=_names,
+        default=(),
+        help="number columns that say what users did, for ranking: is_click,like=rating>=4; all: the usual ones",
+    )
+    columns.add_argument(
+        "--event-features",
+        metavar="A,B",
+        type=_names,
+        default=(),
+        help="columns that are known when an item is shown: tab or tab:category, duration:number; all: the usual ones",
+    )
+    columns.add_argument(
         "--time-unit", metavar="UNIT", default="auto", help=f"unit of times that are numbers: {', '.join(UNITS)}"
     )
     columns.add_argument(
@@ -99,6 +114,26 @@ def add_parser(subparsers: Any) -> None:
     about.add_argument("--item-info", metavar="FILE", help="titles and other columns: .csv, .tsv, .dat or .parquet")
     about.add_argument("--item-info-id", metavar="NAME", help="its column with the items' ids (guessed)")
     about.add_argument("--item-info-title", metavar="NAME", help="its column with the titles (guessed)")
+    for owner in ("item", "user"):
+        features = parser.add_argument_group(f"features of {owner}s")
+        features.add_argument(
+            f"--{owner}-features",
+            metavar="FILE",
+            help=f"a record per {owner}: .csv, .tsv, .dat or .parquet; joined by raw id",
+        )
+        features.add_argument(
+            f"--{owner}-features-id", metavar="NAME", help=f"its column with the {owner}s' ids (guessed)"
+        )
+        features.add_argument(
+            f"--{owner}-feature-columns",
+            metavar="A,B",
+            type=_names,
+            default=(),
+            help="its columns to take (all): tag, or with a kind tag:categories, author:category, age:number",
+        )
+        if owner == "item":
+            features.add_argument("--item-vectors", metavar="FILE", help="a content vector per item, a column of lists")
+            features.add_argument("--item-vectors-id", metavar="NAME", help="its column with the items' ids (guessed)")
     for source in sources:
         _add_own_options(parser, source)
     parser.add_argument(
@@ -153,7 +188,13 @@ def _show_source(parser: argparse.ArgumentParser, source: Source) -> None:
     own = ["log"] if source.name == synthetic.NAME else ["paths"]
     own += source.own_names if source.plugin is None else ["plugins", "settings"]
     every = [name for name in OF_EVERY_SOURCE if name != "plugins"]
-    _hide(parser, [*source.takes, *every, *own, "out", "item_info", "item_info_id", "item_info_title"])
+    _hide(parser, [*source.takes, *every, *own, "out", *_OF_TABLES])
+
+
+_OF_TABLES = (
+    "item_info", "item_info_id", "item_info_title", "item_features", "item_features_id", "item_feature_columns",
+    "user_features", "user_features_id", "user_feature_columns", "item_vectors", "item_vectors_id",
+)  # fmt: skip
 
 
 def _hide(parser: argparse.ArgumentParser, shown: Sequence[str]) -> None:
@@ -228,6 +269,8 @@ def run(args: argparse.Namespace) -> int:
         item_column=args.item_column,
         time_column=args.time_column,
         keep_columns=args.keep_columns,
+        actions=args.actions,
+        event_features=args.event_features,
         time_unit=args.time_unit,
         time_format=args.time_format,
         delimiter=args.delimiter,
@@ -244,9 +287,7 @@ def run(args: argparse.Namespace) -> int:
         ties=args.ties,
         where=args.where,
         extend=args.extend,
-        item_info=args.item_info,
-        item_info_id=args.item_info_id,
-        item_info_title=args.item_info_title,
+        **{name: getattr(args, name) for name in _OF_TABLES},
         overwrite=args.overwrite,
         threads=args.threads,
         progress=True,
@@ -262,8 +303,8 @@ def run(args: argparse.Namespace) -> int:
     if repeats is not None:
         print(repeats.advise())
     info = ItemInfo.of(store)
-    if info is not None:
-        print("\n".join(describe_item_info(info)))
+    for line in [*describe_features(store), *([] if info is None else describe_item_info(info))]:
+        print(line)
     if args.log is not None:
         settings = own_options(source, own).settings()
         events = synthetic.write_log(settings, Path(args.log), progress=True)

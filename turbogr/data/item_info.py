@@ -233,9 +233,15 @@ def describe_item_info(info: ItemInfo) -> list[str]:
     lines = [f"item info from {one_line(info.source)}: ids from {info.id_column!r}, {title}"]
     if others:
         lines[0] += f", also {', '.join(repr(name) for name in others)}"
-    lines.append(f"  {account.matched:,} of {account.matched + account.missing:,} items have a record")
+    return [*lines, *describe_account(account)]
+
+
+def describe_account(account: ItemAccount, owner: str = "item") -> list[str]:
+    """Return what became of the records of a table about items or users, as lines of text."""
+    known = account.matched + account.missing
+    lines = [f"  {account.matched:,} of {known:,} {owner}s have a record"]
     reasons = {
-        "are about items that the store does not have": account.unknown,
+        f"are about {owner}s that the store does not have": account.unknown,
         "repeat an id; the first record of an id counts": account.duplicates,
         "have no id": account.without_id,
     }

@@ -37,6 +37,8 @@ OPTIONS: dict[str, Any] = {
     "item_column": "nothing",
     "time_column": "none",
     "keep_columns": ["rating"],
+    "actions": ["rating"],
+    "event_features": ["rating:category"],
     "time_unit": "ms",
     "time_format": "%Y",
     "delimiter": "~",
@@ -142,10 +144,12 @@ def outcome(source: str, folder: Path, bad: str = "", **options: Any) -> object:
 def test_an_option_is_heeded_or_refused(tmp_path: Path, source: str, option: str) -> None:
     kind = SOURCES[source]
     value = OPTIONS[option]
-    if source == "synthetic" and option in ("keep_columns", "where"):
-        value = {"keep_columns": ["is_like"], "where": ["watch_seconds > 8"]}[option]
-    if source == "sasrec" and option in ("keep_columns", "where"):
-        value = {"keep_columns": ["item"], "where": ["item > 2"]}[option]
+    own = {"keep_columns": ["is_like"], "actions": ["is_like"], "event_features": ["is_like"], "where": ["is_like > 0"]}
+    if source == "synthetic":
+        value = own.get(option, value)
+    if source == "sasrec":
+        item = dict.fromkeys(("keep_columns", "actions", "event_features"), "item")
+        value = [item[option]] if option in item else {"where": ["item > 2"]}.get(option, value)
     if source == "kuairand" and option == "time_unit":
         value = "s"
     bad = "oops\n" if option == "drop_bad_rows" else ""

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from turbogr.data.prepare.feature_kinds import NamedFeature, parse_feature
 from turbogr.data.prepare.source import NO_COLUMN, Columns, ReadOptions, RecordFilter
 from turbogr.errors import Note, UserError, did_you_mean, excerpt, warn_caller
 
@@ -67,7 +68,17 @@ def choose_columns(
     found = {role: _candidates(role, _named(role, options), names) for role in _USUAL}
     _refuse_unclear(found, names, where)
     user, item, time = (columns[0] for columns in found.values())
-    columns = Columns(user, item, None if time == NO_COLUMN else time, options.keep_columns, filters)
+    actions = dict(parse_action(text) for text in options.actions)
+    columns = Columns(
+        user,
+        item,
+        None if time == NO_COLUMN else time,
+        tuple(dict.fromkeys([*options.keep_columns, *actions])),
+        filters,
+        tuple(actions),
+        {name: rule for name, rule in actions.items() if rule is not None},
+        _event_features(options),
+    )
     if len({columns.user, columns.item, columns.time}) < 3:
         raise UserError(f"{where}: user, item and time must be three different columns")
     if options.user_column is None and _plain(user) in _SESSIONS.split():
@@ -89,7 +100,7 @@ _COMPARISONS: dict[str, Any] = {
 }
 
 
-def parse_condition(text: str) -> RecordFilter:
+def parse_condition(text: str, example: str = "--where='rating >= 4'") -> RecordFilter:
     """Read "rating >= 4" as a filter on records; a missing value never fulfils a condition.
 
     Raises:
@@ -101,13 +112,33 @@ def parse_condition(text: str) -> RecordFilter:
             raise ValueError
         name, comparison, bound = match.group(1), _COMPARISONS[match.group(2)], float(match.group(3))
     except ValueError:
-        raise UserError(f"cannot read the condition {text!r}; write it like --where='rating >= 4'") from None
+        raise UserError(f"cannot read the condition {text!r}; write it like {example}") from None
 
     def keep(columns: dict[str, NDArray[np.float64]]) -> NDArray[np.bool_]:
         values = columns[name]
         return np.asarray(comparison(values, bound) & ~np.isnan(values))
 
     return RecordFilter(f"not {name} {match.group(2)} {match.group(3)}", (name,), keep)
+
+
+def parse_action(text: str) -> tuple[str, RecordFilter | None]:
+    """Read "is_like", or "like=rating>=4" as the action "like" of records whose rating is at least 4.
+
+    Raises:
+        UserError: what follows the equals sign is no condition.
+    """
+    match = re.fullmatch(r"\s*([^=<>!]+?)\s*=\s*([^=].*)", text)
+    if match is None or not re.search("[=<>]", match.group(2)):
+        return text.strip(), None
+    return match.group(1), parse_condition(match.group(2), "--actions='like=rating>=4'")
+
+
+def _event_features(options: ReadOptions) -> tuple[NamedFeature, ...]:
+    features = [parse_feature(text, "--event-features", several=False) for text in options.event_features]
+    for name, count in Counter(feature.name for feature in features).items():
+        if count > 1:
+            raise UserError(f"--event-features names {excerpt(name)} {count} times; name it once")
+    return tuple(features)
 
 
 def check_columns(columns: Columns, names: Sequence[str], where: str) -> None:
@@ -142,6 +173,12 @@ def _check_named(names: Sequence[str], options: ReadOptions, filters: Sequence[R
             named.setdefault(name, f"--{role}-column")
     for name in options.keep_columns:
         named.setdefault(name, "--keep-columns")
+    for text in options.actions:
+        name, rule = parse_action(text)
+        for column in (name,) if rule is None else rule.columns:
+            named.setdefault(column, "--actions")
+    for feature in _event_features(options):
+        named.setdefault(feature.name, "--event-features")
     own = {name for text in options.where for name in parse_condition(text).columns}
     for name in (name for rule in filters for name in rule.columns):
         named.setdefault(name, "--where" if name in own else None)

@@ -100,15 +100,21 @@ class IdRows:
             ids = np.concatenate([old, ids]) if isinstance(ids, np.ndarray) else pa.concat_arrays([old, ids])
         return IdRows(ids, self.numbers, self.known, rows, self.vocabulary)
 
+    def vocabulary_of_rows(self) -> Vocabulary:
+        """Return the ids by row as a vocabulary; after `kept`."""
+        ids = self.ids if isinstance(self.ids, np.ndarray) else self.ids.cast(pa.large_string())
+        return Vocabulary(ids, self._order())
+
     def write(self, writer: StoreWriter, name: str) -> None:
         """Write the vocabulary, with the order that sorts it where old and new ids are mixed."""
-        order = None
-        if self.vocabulary is not None:
-            texts = not isinstance(self.ids, np.ndarray)
-            order = pc.sort_indices(self.ids).to_numpy().astype(np.int64) if texts else np.argsort(self.ids)
-            if (np.diff(order) == 1).all():
-                order = None
-        writer.write_vocabulary(name, self.ids, order)
+        writer.write_vocabulary(name, self.ids, self._order())
+
+    def _order(self) -> Int64Array | None:
+        if self.vocabulary is None:
+            return None
+        texts = not isinstance(self.ids, np.ndarray)
+        order = pc.sort_indices(self.ids).to_numpy().astype(np.int64) if texts else np.argsort(self.ids)
+        return None if (np.diff(order) == 1).all() else order
 
 
 def _inverse(order: NDArray[np.integer[Any]]) -> NDArray[np.int32]:

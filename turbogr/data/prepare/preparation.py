@@ -12,7 +12,11 @@ from typing import Any
 from turbogr.data.dataframes import is_table
 from turbogr.data.item_info import carry_item_info
 from turbogr.data.prepare import data_warnings
+from turbogr.data.prepare.columns import parse_action
 from turbogr.data.prepare.data_warnings import DataWarning
+from turbogr.data.prepare.feature_kinds import parse_feature
+from turbogr.data.prepare.feature_table import open_feature_table
+from turbogr.data.prepare.feature_warnings import feature_warnings
 from turbogr.data.prepare.filters import DUPLICATES, Filters
 from turbogr.data.prepare.item_table import ItemTable, read_item_table
 from turbogr.data.prepare.ordered_map import default_threads
@@ -22,6 +26,7 @@ from turbogr.data.prepare.source_lookup import check_options, find_source, own_o
 from turbogr.data.prepare.sources.memory_table import table_source
 from turbogr.data.prepare.store_builder import StoreBuilder
 from turbogr.data.prepare.time_column import read_unit
+from turbogr.data.prepare.vector_table import open_vector_table
 from turbogr.data.split import Split, parse_rule
 from turbogr.data.store import ITEM_INFO, Store
 from turbogr.data.store_writer import StoreWriter
@@ -41,6 +46,8 @@ def prepare(
     item_column: str | None = None,
     time_column: str | None = None,
     keep_columns: str | Sequence[str] = (),
+    actions: str | Sequence[str] = (),
+    event_features: str | Sequence[str] = (),
     time_unit: str = "auto",
     time_format: str | None = None,
     delimiter: str | None = None,
@@ -60,6 +67,14 @@ def prepare(
     item_info: Any = None,
     item_info_id: str | None = None,
     item_info_title: str | None = None,
+    item_features: Any = None,
+    item_features_id: str | None = None,
+    item_feature_columns: str | Sequence[str] = (),
+    user_features: Any = None,
+    user_features_id: str | None = None,
+    user_feature_columns: str | Sequence[str] = (),
+    item_vectors: Any = None,
+    item_vectors_id: str | None = None,
     overwrite: bool = False,
     threads: int | None = None,
     progress: bool = False,
@@ -75,6 +90,10 @@ def prepare(
 
     Args:
         keep_columns: number columns to keep.
+        actions: number columns that say what users did, which a ranking model predicts and sees of earlier events, or
+            conditions on them such as "like=rating>=4". "all" are those that the source is known for.
+        event_features: columns that are known when an item is shown, such as the device. Of which kind a feature is
+            is seen from its values, or said as in "tab:category" or "duration:number". "all" as for actions.
         encoding, decimal: of delimited text: its encoding if it is not UTF-8 (such as "latin-1"), and the decimal mark
             of numbers, "point" or "comma".
         split: which events are held out, see `turbogr.data.split`.
@@ -88,6 +107,10 @@ def prepare(
         extend: a store whose users and items keep their rows; new ones are appended.
         item_info: a file or table with a record per item, as in `add_item_info`; `item_info_id` and `item_info_title`
             name its columns. A store that extends another takes over what is known of the items there.
+        item_features, user_features: a file or table with a record per item or user, joined by raw id. Their id column
+            is found by its name or given as `item_features_id`; `item_feature_columns` are the columns that become
+            features (all), also with a kind: "category", "categories" (several, separated by | or commas) or "number".
+        item_vectors: a file or table with a vector per item: a column of lists, or a column of numbers per element.
         plugins: modules or files that register sources.
         own: options that only this source has.
 
@@ -101,6 +124,8 @@ def prepare(
         item_column=_name(item_column),
         time_column=_name(time_column),
         keep_columns=_names(keep_columns),
+        actions=_all_of(kind.actions, actions, "--actions", kind),
+        event_features=_all_of(kind.event_features, event_features, "--event-features", kind),
         time_unit=read_unit(time_unit),
         time_format=time_format,
         delimiter=delimiter,
@@ -114,13 +139,15 @@ def prepare(
     )
     check_options(kind, options.changed())
     options = dataclasses.replace(options, own=own_options(kind, own))
-    _check_file_names(options.keep_columns)
+    _check_file_names(options)
     filters = _choose_filters(kind, min_user_events, min_item_events, duplicates)
     rule = parse_rule(kind.split if split is None else split)
     _check_choice("--ties", ties, (None, *TIES))
     threads = default_threads() if threads is None else threads
     _check_count("--threads", threads)
     known = None if extend is None else Store.open(extend)
+    if known is not None:
+        options = _as_extended(options, known)
     order, _ = (known and known.manifest.ties) or ("file", 0)
     reader = kind.open([Path(path) for path in ([paths] if isinstance(paths, str | os.PathLike) else paths)], options)
     if reader.columns.time is None:
@@ -128,14 +155,28 @@ def prepare(
     if known is not None and text_ids:
         _refuse_text_ids(known)
     items = _item_table(item_info, item_info_id, item_info_title, reader.columns.item)
+    tables = [
+        open_feature_table(owner, table, id_column, _names(chosen), log_column)
+        for owner, table, id_column, chosen, log_column in (
+            ("item", item_features, item_features_id, item_feature_columns, reader.columns.item),
+            ("user", user_features, user_features_id, user_feature_columns, reader.columns.user),
+        )
+        if _is_given(table, owner, id_column, _names(chosen))
+    ]
+    if item_vectors is None and item_vectors_id is not None:
+        raise UserError(f"--item-vectors-id {item_vectors_id} names a column of a table; give it with --item-vectors")
+    vectors = None
+    if item_vectors is not None:
+        vectors = open_vector_table(item_vectors, item_vectors_id, reader.columns.item)
     had_item_info = (Path(out) / ITEM_INFO).exists()
     with StoreWriter(out, overwrite=overwrite) as writer, contextlib.ExitStack() as cleanup:
         builder = StoreBuilder(
-            writer, cleanup, kind, reader, options, filters, rule, ties or order, known, threads, Progress(progress)
-        )
+            writer, cleanup, kind, reader, options, filters, rule, ties or order, known, threads, Progress(progress),
+            tuple(tables), vectors,
+        )  # fmt: skip
         store = builder.build()
     _add_item_info(store, items, known, had_item_info)
-    for sentence in builder.warnings:
+    for sentence in [*builder.warnings, *feature_warnings(store)]:
         warn_caller(sentence, DataWarning)
     in_file_order = data_warnings.ties_in_file_order(store)
     if in_file_order is not None:
@@ -199,6 +240,51 @@ def prepare_table(table: Any, out: str | os.PathLike[str], **options: Any) -> St
     return prepare(table_source(table), [], out, **options)
 
 
+def _all_of(known: tuple[str, ...], asked: str | Sequence[str], option: str, source: Source) -> tuple[str, ...]:
+    """Return the columns that are asked for; "all" are those that the source is known for."""
+    names = _names(asked)
+    if names != ("all",):
+        return names
+    if not known:
+        raise UserError(
+            f"{option}=all takes the columns that a source is known for, and {source.name!r} has none; "
+            "name columns of the log"
+        )
+    return known
+
+
+def _as_extended(options: ReadOptions, known: Store) -> ReadOptions:
+    """Take over actions and features of events of the store to be extended, where none are asked for."""
+    features = {key: info for key, info in known.manifest.features.items() if key.startswith("event.")}
+    if not options.event_features:
+        names = tuple(f"{key.removeprefix('event.')}:{info.kind}" for key, info in features.items())
+        return dataclasses.replace(
+            options, event_features=names, actions=options.actions or tuple(known.manifest.settings.get("actions", ()))
+        )
+    chosen = []
+    for text in options.event_features:
+        feature = parse_feature(text, "--event-features", several=False)
+        before = features.get(f"event.{feature.name}")
+        if before is not None and feature.kind not in (None, before.kind):
+            raise UserError(
+                f"--event-features {text}: in {known.path}, which is extended, it is of kind {before.kind!r}"
+            )
+        chosen.append(str(feature) if before is None else f"{feature.name}:{before.kind}")
+    return dataclasses.replace(
+        options,
+        event_features=tuple(chosen),
+        actions=options.actions or tuple(known.manifest.settings.get("actions", ())),
+    )
+
+
+def _is_given(table: Any, owner: str, id_column: str | None, columns: Sequence[str]) -> bool:
+    """Whether a table of features is given; raises UserError for columns of one that is not."""
+    if table is None and (id_column is not None or columns):
+        option = f"--{owner}-features-id" if id_column is not None else f"--{owner}-feature-columns"
+        raise UserError(f"{option} names columns of a table; give the table with --{owner}-features")
+    return table is not None
+
+
 def _names(names: str | Sequence[str]) -> tuple[str, ...]:
     return (names,) if isinstance(names, str) else tuple(map(str, names))
 
@@ -252,11 +338,17 @@ def _refuse_text_ids(known: Store) -> None:
             )
 
 
-def _check_file_names(columns: Sequence[str]) -> None:
+def _check_file_names(options: ReadOptions) -> None:
     """Refuse columns whose name cannot be part of the name of a file of the store."""
-    for name in columns:
+    columns = dict.fromkeys(options.keep_columns, "--keep-columns")
+    columns |= {parse_action(text)[0]: "--actions" for text in options.actions}
+    columns |= {
+        parse_feature(text, "--event-features", several=False).name: "--event-features"
+        for text in options.event_features
+    }
+    for name, option in columns.items():
         if "/" in name or "\0" in name or len(name.encode("utf-8", "replace")) > _LONGEST_NAME:
             raise UserError(
-                f"--keep-columns: {name[:80]!r} cannot be the name of a file of the store (it has a slash or a zero "
+                f"{option}: {name[:80]!r} cannot be the name of a file of the store (it has a slash or a zero "
                 f"byte, or more than {_LONGEST_NAME} bytes); rename the column in the log"
             )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import decimal
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from turbogr.data.feature_columns import Kind
+from turbogr.data.prepare.feature_kinds import category_texts, guess_kind
 from turbogr.data.prepare.id_keys import KeyedIds
 from turbogr.data.prepare.source import DROPPING, Block, Columns, ReadOptions
 from turbogr.data.prepare.text_casts import DECIMAL_COMMA, cast_each, comma_hint, is_blank, is_text
@@ -53,6 +55,7 @@ class Records:
     items: KeyedIds
     ticks: Int64Array | None
     actions: dict[str, NDArray[np.float64]]
+    features: dict[str, KeyedIds | NDArray[np.float64]]
     num_in: int
     dropped: Counter[str]
     progress: int
@@ -61,7 +64,10 @@ class Records:
 
 @dataclass(frozen=True)
 class RecordParser:
-    """Turns blocks into records. `kinds` maps "user" and "item" to "integer" or "text"."""
+    """Turns blocks into records. `kinds` maps "user" and "item" to "integer" or "text".
+
+    `features` has the kind of every feature of events, and whether the user has named it.
+    """
 
     columns: Columns
     options: ReadOptions
@@ -69,6 +75,17 @@ class RecordParser:
     texts_may_be_numbers: bool
     hash_seed: int
     time_form: TimeForm | None
+    features: Mapping[str, tuple[Kind, bool]] = field(default_factory=dict)
+
+    def feature_kinds(self, block: Block) -> dict[str, tuple[Kind, bool]]:
+        """Decide of which kind the features of events are, where the user has not said so."""
+        return {
+            feature.name: (
+                feature.kind or guess_kind(feature.name, block.columns[feature.name], several=False),
+                feature.kind is not None,
+            )
+            for feature in self.columns.features
+        }
 
     def has_readable_time(self, block: Block) -> bool:
         """Whether the block holds a readable time, so that `detect_time_form` can decide on it."""
@@ -122,9 +139,13 @@ class RecordParser:
         items = self._ids("item", self.columns.item, block, checks)
         ticks = self._ticks(block, checks)
         numbers = {
-            name: _numbers(block.columns[name], name, checks, self._with_points)
-            for name in [*self.columns.actions, *(name for rule in self.columns.filters for name in rule.columns)]
+            name: _numbers(block.columns[name], name, checks, self._with_points) for name in self.columns.numbers
         }
+        derived = {
+            name: np.where(np.isnan(numbers[rule.columns[0]]), np.nan, rule.keep(numbers))
+            for name, rule in self.columns.derived.items()
+        }
+        features = {name: self._feature(name, block, checks) for name in self.features}
         keep = ~checks.bad
         dropped = Counter(block.dropped)
         for rule in self.columns.filters:
@@ -139,12 +160,27 @@ class RecordParser:
             users=self._keyed(users, keep, counted=True),
             items=self._keyed(items, keep, counted=False),
             ticks=None if ticks is None else ticks[keep],
-            actions={name: numbers[name][keep] for name in self.columns.actions},
+            actions={name: {**numbers, **derived}[name][keep] for name in self.columns.actions},
+            features={
+                name: values[keep] if isinstance(values, np.ndarray) else self._keyed(values, keep, counted=False)
+                for name, values in features.items()
+            },
             num_in=block.num_records + sum(block.dropped.values()),
             dropped=+dropped,
             progress=block.progress,
             odd_times=self._odd_times(ticks, keep, block),
         )
+
+    def _feature(self, name: str, block: Block, checks: _Checks) -> Any:
+        """Return the numbers of a feature, or its categories as an Arrow text array."""
+        kind, named = self.features[name]
+        if kind == "category":
+            values = _decoded(block.columns[name])
+            if pa.types.is_nested(values.type):
+                raise UserError(f"{block.where(0)}: column {name!r} is of type {values.type}, not one value per event")
+            return category_texts(_valid_text(values, checks, name) if is_text(values.type) else values)
+        hint = "" if named else f"; if its values are categories, say --event-features {name}:category"
+        return _numbers(block.columns[name], name, checks, self._with_points, hint)
 
     def _odd_times(self, ticks: Int64Array | None, keep: NDArray[np.bool_], block: Block) -> OddTimes:
         if ticks is None or self.time_form is None or self.columns.time is None:
@@ -364,7 +400,7 @@ def _too_long(role: str, name: str, text: str) -> str:
 
 
 def _numbers(
-    values: pa.Array, name: str, checks: _Checks, with_points: Callable[[pa.Array], pa.Array]
+    values: pa.Array, name: str, checks: _Checks, with_points: Callable[[pa.Array], pa.Array], hint: str = ""
 ) -> NDArray[np.float64]:
     """Return a number column as float64, NaN where it is missing; text that is no number is flagged."""
     values = _decoded(values)
@@ -381,7 +417,7 @@ def _numbers(
     elif not (
         pa.types.is_integer(values.type) or pa.types.is_floating(values.type) or pa.types.is_decimal(values.type)
     ):
-        raise UserError(f"{checks.block.where(0)}: column {name!r} is of type {values.type}; actions must be numbers")
+        raise UserError(f"{checks.block.where(0)}: column {name!r} is of type {values.type}, not numbers")
     numbers = pc.fill_null(values.cast(pa.float64(), safe=False), float("nan")).to_numpy(zero_copy_only=False)
     original = checks.block.columns[name]
     checks.flag(
@@ -389,7 +425,7 @@ def _numbers(
         "unreadable number",
         lambda k: (
             f"{_shown(original[k].as_py())} in column {name!r} is not a number that can be kept"
-            f"{comma_hint(_text(original[k].as_py()))}"
+            f"{comma_hint(_text(original[k].as_py())) or hint}"
         ),
     )
     return numbers  # type: ignore[no-any-return]

@@ -23,6 +23,7 @@ from turbogr.data.prepare.time_column import OddTimes, TimeForm, TimeFormChanged
 from turbogr.errors import UserError
 
 ACTION = "action."
+EVENT = "event."
 
 
 @dataclass
@@ -54,7 +55,9 @@ class ActionRange:
 
 @dataclass
 class Scan:
-    """The checked log: `spill` holds "user" and "item" keys, "time" ticks and actions, in the order of the input.
+    """The checked log: `spill` holds "user" and "item" keys, "time" ticks, actions and features of events.
+
+    They are in the order of the input. `features` has the distinct categories of every such feature, None for numbers.
 
     `users` and `items` are the distinct ids, users with counts. `records_in` counts all records, `dropped` those that
     later stages drop too, by reason.
@@ -68,6 +71,7 @@ class Scan:
     dropped: Counter[str]
     odd_times: OddTimes = field(default_factory=OddTimes)
     actions: dict[str, ActionRange] = field(default_factory=dict)
+    features: dict[str, KeyedIds | None] = field(default_factory=dict)
 
     @property
     def num_kept(self) -> int:
@@ -120,12 +124,14 @@ def _scan_once(
     form = None if reader.columns.time is None else _detect_time_form(reader, parser, first_block)
     if form is not None:
         form = dataclasses.replace(form, **changes)
-    parser = dataclasses.replace(parser, time_form=form)
+    parser = dataclasses.replace(parser, time_form=form, features=parser.feature_kinds(first_block))
     # Alone, because the first block usually shows whether the input must be read again in another way.
     first_records = parser.parse(first_block)
 
     names = [ACTION + name for name in reader.columns.actions]
-    columns = {"user": np.int64, "item": np.int64, "time": np.int64, **dict.fromkeys(names, np.float64)}
+    columns: dict[str, Any] = {"user": np.int64, "item": np.int64, "time": np.int64, **dict.fromkeys(names, np.float64)}
+    categories = {name: DistinctIds() for name, (kind, _) in parser.features.items() if kind == "category"}
+    columns |= {EVENT + name: np.int64 if name in categories else np.float64 for name in parser.features}
     spill = Spill(scratch, "records", columns)
     users, items = DistinctIds(), DistinctIds()
     actions = {name: ActionRange() for name in reader.columns.actions}
@@ -136,9 +142,12 @@ def _scan_once(
             for records in itertools.chain([first_records], others):
                 users.add(records.users)
                 items.add(records.items)
+                for name, distinct in categories.items():
+                    distinct.add(records.features[name])  # type: ignore[arg-type]
                 _append(records, result)
                 bar.update(records.progress)
         result.users, result.items = users.finish(), items.finish()
+        result.features = {name: categories[name].finish() if name in categories else None for name in parser.features}
     except BaseException:
         spill.remove()
         raise
@@ -162,6 +171,8 @@ def _append(records: Records, result: Scan) -> None:
     for name, values in records.actions.items():
         columns[ACTION + name] = values
         result.actions[name].add(values)
+    for name, found in records.features.items():
+        columns[EVENT + name] = found if isinstance(found, np.ndarray) else found.keys
     result.spill.append(columns)
     result.records_in += records.num_in
     result.dropped += records.dropped

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from turbogr.data.prepare.feature_kinds import NamedFeature
 from turbogr.data.split import LEAVE_TWO_OUT
 from turbogr.plugins import register
 
@@ -20,7 +21,7 @@ QUOTES = ("double", "none")
 DECIMALS = ("point", "comma")
 
 # The options of reading. A source names those that it uses, and any other is refused.
-OF_ANY_LOG = ("keep_columns", "where", "text_ids")
+OF_ANY_LOG = ("keep_columns", "actions", "event_features", "where", "text_ids")
 OF_FILES = (*OF_ANY_LOG, "drop_bad_rows")
 OF_TYPED_FILES = (*OF_FILES, "user_column", "item_column", "time_column", "time_unit", "time_format")
 OF_TEXT_FILES = (*OF_TYPED_FILES, "delimiter", "column_names", "quote", "encoding", "decimal")
@@ -37,19 +38,33 @@ class RecordFilter:
 
 @dataclass(frozen=True)
 class Columns:
-    """The raw columns by role; `time` is None where the records have an order but no times."""
+    """The raw columns by role; `time` is None where the records have an order but no times.
+
+    `actions` are the number columns that are kept. Of these, `predicted` are what users did with the items, and
+    `derived` are not in the input but conditions on another column of it. `features` are those of events.
+    """
 
     user: str
     item: str
     time: str | None
     actions: tuple[str, ...] = ()
     filters: tuple[RecordFilter, ...] = ()
+    predicted: tuple[str, ...] = ()
+    derived: Mapping[str, RecordFilter] = field(default_factory=dict)
+    features: tuple[NamedFeature, ...] = ()
+
+    @property
+    def numbers(self) -> list[str]:
+        """The raw columns that are read as numbers."""
+        rules = [*self.filters, *self.derived.values()]
+        read = [name for name in self.actions if name not in self.derived]
+        return list(dict.fromkeys([*read, *(name for rule in rules for name in rule.columns)]))
 
     @property
     def names(self) -> list[str]:
         """Every raw column that must be read, once."""
-        wanted = [self.user, self.item, *([self.time] if self.time else []), *self.actions]
-        wanted += [name for rule in self.filters for name in rule.columns]
+        wanted = [self.user, self.item, *([self.time] if self.time else []), *self.numbers]
+        wanted += [feature.name for feature in self.features]
         return list(dict.fromkeys(wanted))
 
 
@@ -105,6 +120,8 @@ class ReadOptions:
     item_column: str | None = None
     time_column: str | None = None
     keep_columns: tuple[str, ...] = ()
+    actions: tuple[str, ...] = ()
+    event_features: tuple[str, ...] = ()
     time_unit: str = "auto"
     time_format: str | None = None
     delimiter: str | None = None
@@ -130,6 +147,7 @@ class Source:
         open: finds the files and the columns of `paths`.
         takes: the options of reading that it uses.
         config: the dataclass of the options that it alone has, `ReadOptions.own`; None if it has none.
+        actions, event_features: what `all` stands for in the options of these names.
         plugin: what the manifest records of the plug-in that registered it; None for a built-in source.
     """
 
@@ -142,6 +160,8 @@ class Source:
     min_item_events: int = 1
     duplicates: str = "keep"
     config: type | None = None
+    actions: tuple[str, ...] = ()
+    event_features: tuple[str, ...] = ()
     plugin: dict[str, str | None] | None = None
 
     @property

@@ -134,6 +134,10 @@ def _without_type(name: str) -> str:
 
 
 _POSITIVE = ("is_click", "is_like", "is_follow", "is_comment", "is_forward", "long_view")
+_FEEDBACK = (
+    "is_click", "is_like", "is_follow", "is_comment", "is_forward", "is_hate", "long_view", "play_time_ms",
+    "profile_stay_time", "comment_stay_time", "is_profile_enter",
+)  # fmt: skip
 _KUAIRAND_LOGS = {"standard": ("log_standard_",), "random": ("log_random_",), "both": ("log_standard_", "log_random_")}
 
 
@@ -190,7 +194,14 @@ def open_kuairand(paths: Sequence[Path], options: ReadOptions) -> DelimitedReade
 
 
 register_built_in(
-    Source("movielens", "ratings.dat, ratings.csv or u.data", open_movielens, OF_FILES, split=LEAVE_ONE_OUT)
+    Source(
+        "movielens",
+        "ratings.dat, ratings.csv or u.data",
+        open_movielens,
+        OF_FILES,
+        split=LEAVE_ONE_OUT,
+        actions=("rating",),
+    )
 )
 register_built_in(
     Source(
@@ -217,5 +228,7 @@ register_built_in(
         min_user_events=5,
         min_item_events=5,
         config=KuaiRandOptions,
+        actions=_FEEDBACK,
+        event_features=("tab:category", "duration_ms:number"),
     )
 )
