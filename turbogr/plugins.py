@@ -113,6 +113,7 @@ _BUILT_IN: dict[str, dict[str, str]] = {
         "movielens": "turbogr.data.prepare.sources.public",
         "amazon": "turbogr.data.prepare.sources.public",
         "sasrec": "turbogr.data.prepare.sources.public",
+        "p5": "turbogr.data.prepare.sources.item_lists",
         "recbole": "turbogr.data.prepare.sources.public",
         "kuairand": "turbogr.data.prepare.sources.public",
     },

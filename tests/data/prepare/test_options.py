@@ -88,6 +88,13 @@ def write_sasrec(path: Path, bad: str) -> None:
     path.write_text("".join(f"{u} {k % 6}\n" for k, (u, *_) in enumerate(RECORDS)) + bad)
 
 
+def write_p5(path: Path, bad: str) -> None:
+    items: dict[int, list[int]] = {}
+    for k, (user, *_) in enumerate(RECORDS):
+        items.setdefault(user, []).append(k % 6)
+    path.write_text("".join(f"{user} {' '.join(map(str, own))}\n" for user, own in items.items()) + bad)
+
+
 def write_json(path: Path, bad: str) -> None:
     path.write_text("".join(json.dumps(dict(zip(NAMES, row, strict=True))) + "\n" for row in PLAIN) + bad)
 
@@ -114,6 +121,7 @@ INPUTS: dict[str, tuple[str, Callable[[Path, str], None]]] = {
     "movielens": ("ratings.dat", delimited("::")),
     "amazon": ("ratings.csv", delimited(",")),
     "sasrec": ("log.txt", write_sasrec),
+    "p5": ("log.txt", write_p5),
     "recbole": ("log.inter", delimited("\t", "user_id:token,item_id:token,rating:float,timestamp:float\n")),
     "kuairand": ("KuaiRand", write_kuairand),
 }
@@ -147,7 +155,7 @@ def test_an_option_is_heeded_or_refused(tmp_path: Path, source: str, option: str
     own = {"keep_columns": ["is_like"], "actions": ["is_like"], "event_features": ["is_like"], "where": ["is_like > 0"]}
     if source == "synthetic":
         value = own.get(option, value)
-    if source == "sasrec":
+    if source in ("sasrec", "p5"):
         item = dict.fromkeys(("keep_columns", "actions", "event_features"), "item")
         value = [item[option]] if option in item else {"where": ["item > 2"]}.get(option, value)
     if source == "kuairand" and option == "time_unit":

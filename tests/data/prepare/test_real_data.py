@@ -22,6 +22,8 @@ EVERYTHING = {"feedback": "all", "min_user_events": 1, "min_item_events": 1}
         ("kuairand", "kuairand-pure", EVERYTHING, (228_329, 25_156, 6_361)),
         ("amazon", "amazon-digital-music", {}, (145_523, 14_354, 10_027)),
         ("sasrec", "amazon-video-games", {}, (287_107, 31_013, 23_715)),
+        ("p5", "p5-s3rec/Beauty.txt", {}, (198_502, 22_363, 12_101)),
+        ("p5", "p5-s3rec/Toys_and_Games.txt", {}, (167_597, 19_412, 11_924)),
     ],
 )
 def test_counts(

@@ -293,6 +293,69 @@ def test_sasrec_has_positions_for_times(tmp_path: Path) -> None:
     assert store.manifest.split == "leave-two-out"
 
 
+def test_p5_has_a_user_with_all_items_per_line(tmp_path: Path) -> None:
+    path = tmp_path / "Beauty.txt"
+    path.write_bytes(b"\xef\xbb\xbf7 5 6 4\n\n 2\t6 5  5 \r\n3 9")
+    store = prepare("p5", [path], tmp_path / "store")
+    assert stored_sequences(store) == {7: [(5, 0), (6, 1), (4, 2)], 2: [(6, 0), (5, 1), (5, 2)], 3: [(9, 0)]}
+    assert store.manifest.times == "positions"
+    assert store.manifest.split == "leave-two-out"
+    assert store.manifest.account == {"rows_in": 7, "rows_kept": 7, "dropped": {}}
+    with gzip.open(tmp_path / "Toys.txt.gz", "wb") as file:
+        file.write(b"a x1 x2\nb x2\na x1\n")
+    store = prepare("p5", [tmp_path / "Toys.txt.gz"], tmp_path / "store", overwrite=True)
+    assert stored_sequences(store) == {"a": [("x1", 0), ("x2", 1), ("x1", 2)], "b": [("x2", 0)]}
+
+
+def test_p5_in_blocks_gives_the_same_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "log.txt"
+    path.write_text("".join(f"{u} {' '.join(str(u * k % 17) for k in range(1, 3 + u % 7))}\n" for u in range(200)))
+    whole = bytes_of(prepare("p5", [path], tmp_path / "store"))
+    monkeypatch.setattr(delimited, "_PIECE", 100)
+    assert bytes_of(prepare("p5", [path], tmp_path / "again")) == whole
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("1 2 3\n\n4\n5 6\n", "line 3: '4' stands alone; a line must be a user and the user's items"),
+        ("1,2,3\n", "line 1: '1,2,3' stands alone"),
+        ("1 2 3\r4 5 6\r", "bare carriage return"),
+        ("1 2 3\n4 5 \xff\n", "line 2"),
+        ("\n \n", "no records"),
+        ("", "is empty"),
+    ],
+)
+def test_p5_names_the_line_that_is_wrong(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "log.txt"
+    path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(UserError, match=message):
+        prepare("p5", [path], tmp_path / "store")
+
+
+def test_p5_drops_and_counts_users_without_items(tmp_path: Path) -> None:
+    path = tmp_path / "log.txt"
+    path.write_text("1 2 3\n4\n5 6\n")
+    store = prepare("p5", [path], tmp_path / "store", drop_bad_rows=True)
+    assert stored_sequences(store) == {1: [(2, 0), (3, 1)], 5: [(6, 0)]}
+    assert store.manifest.account == {"rows_in": 4, "rows_kept": 3, "dropped": {"user without items": 1}}
+
+
+def test_p5_takes_one_file_of_a_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "beauty"
+    folder.mkdir()
+    (folder / "sequential_data.txt").write_text("1 2 3\n2 4\n")
+    (folder / "datamaps.json").write_text("{}")
+    (folder / "negative_samples.txt").write_text("1 8 9\n")
+    store = prepare("p5", [folder], tmp_path / "store")
+    assert stored_sequences(store) == {1: [(2, 0), (3, 1)], 2: [(4, 0)]}
+    (folder / "sequential_data.txt").rename(folder / "Toys.txt")
+    with pytest.raises(UserError, match=r"holds Toys.txt, negative_samples.txt; .* name the file to read"):
+        prepare("p5", [folder], tmp_path / "store", overwrite=True)
+    with pytest.raises(UserError, match="named twice"):
+        prepare("p5", [folder / "Toys.txt", folder / "Toys.txt"], tmp_path / "store", overwrite=True)
+
+
 def test_recbole(tmp_path: Path) -> None:
     path = tmp_path / "log.inter"
     path.write_text(
