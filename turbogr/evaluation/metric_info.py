@@ -18,15 +18,16 @@ class MetricInfo:
     """One metric.
 
     `name` is its key in files and configs, `title` its name for people. `format` is "share" for a share of one, which
-    may be written as a percentage, else "number". `unit` is the title of an axis. Metrics of one `family` differ in a
-    parameter only, such as hit rates at several cut-offs; the `preferred` one is shown where there is room for one.
+    may be written as a percentage, "ratio" for one that is best at 1, else "number". `unit` is the title of an axis.
+    Metrics of one `family` differ in a parameter only, such as hit rates at several cut-offs; the `preferred` one is
+    shown where there is room for one.
     `sentence` is what `say` returns, with {title} and {value} in it.
     """
 
     name: str
     title: str
     higher_is_better: bool = True
-    format: Literal["share", "number"] = "number"
+    format: Literal["share", "number", "ratio"] = "number"
     unit: str = ""
     family: str = ""
     preferred: bool = False
@@ -34,18 +35,32 @@ class MetricInfo:
 
     def is_better(self, value: float, other: float) -> bool:
         """Return whether `value` is better than `other`; equal values are not, and NaN never is."""
-        return value > other if self.higher_is_better else value < other
+        return self._goodness(value) > self._goodness(other)
 
     def best(self, values: Sequence[float]) -> int | None:
         """Return the index of the best value, the first of equal ones; None if no value is finite."""
         finite = [index for index, value in enumerate(values) if math.isfinite(value)]
-        sign = 1 if self.higher_is_better else -1
-        return max(finite, key=lambda index: sign * values[index], default=None)
+        return max(finite, key=lambda index: self._goodness(values[index]), default=None)
+
+    def _goodness(self, value: float) -> float:
+        """Return a number that is larger the better `value` is."""
+        if self.format == "ratio":
+            return -abs(math.log(value)) if value > 0 else -math.inf if value == value else math.nan
+        return value if self.higher_is_better else -value
 
     @property
     def extreme(self) -> str:
-        """What the best value is among all: the highest or the lowest."""
+        """What the best value is among all: the highest, the lowest, or the one closest to 1."""
+        if self.format == "ratio":
+            return "Closest to 1"
         return "Highest" if self.higher_is_better else "Lowest"
+
+    @property
+    def direction(self) -> str:
+        """What is said beside the title where more is not better; "" where it is."""
+        if self.format == "ratio":
+            return "1 is best"
+        return "" if self.higher_is_better else "lower is better"
 
     def say(self, value: str) -> str:
         """Return what a formatted value means, as the end of a sentence that begins with the model."""
@@ -61,7 +76,7 @@ class MetricInfo:
         kept = {key: value for key, value in content.items() if key in known}
         if not all(isinstance(value, known[key]) for key, value in kept.items()):
             return None
-        if kept.get("format", "number") not in ("share", "number"):
+        if kept.get("format", "number") not in ("share", "number", "ratio"):
             return None
         return cls(**kept)
 
