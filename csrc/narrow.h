@@ -53,6 +53,65 @@ inline void store(Half* p, vf x) {
 #endif
 }
 
+// The upper half of a float.
+struct Bf16 {
+  uint16_t bits;
+};
+
+// The number rounded to bf16, as a float: its lower half is zero. Not a number stays one.
+inline vf round_to_bf16(vf x) {
+  const vu bits = (vu)x;
+  const vu rounded = (bits + (0x7FFFu + (bits >> 16 & 1u))) & 0xFFFF0000u;
+  const vu kept = (bits | 0x00400000u) & 0xFFFF0000u;
+  return (vf)(x == x ? rounded : kept);
+}
+
+inline vf load(const Bf16* p) {
+#if defined(__AVX512F__)
+  const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16);
+#elif defined(__AVX2__)
+  const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return (vf)_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16);
+#else
+  return (vf)(__builtin_convertvector(load(&p->bits), vu) << 16);
+#endif
+}
+
+inline void store(Bf16* p, vf x) {
+  const vu bits = (vu)round_to_bf16(x) >> 16;
+#if defined(__AVX512F__)
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16((__m512i)bits));
+#else
+  store(&p->bits, __builtin_convertvector(bits, vs));
+#endif
+}
+
+// Numbers of activations lie in tensors: nothing beyond the last is read or written.
+inline vf load_some(const Bf16* p, int count) {
+  if (count == kLanes) return load(p);
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+  const __m256i halves = _mm256_maskz_loadu_epi16(static_cast<__mmask16>((1u << count) - 1u), p);
+  return (vf)_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16);
+#else
+  Bf16 some[kLanes] = {};
+  for (int i = 0; i < count; ++i) some[i] = p[i];
+  return load(some);
+#endif
+}
+
+inline void store_some(Bf16* p, vf x, int count) {
+  if (count == kLanes) return store(p, x);
+#if defined(__AVX512BW__) && defined(__AVX512VL__)
+  const __m256i halves = _mm512_cvtepi32_epi16((__m512i)((vu)round_to_bf16(x) >> 16));
+  _mm256_mask_storeu_epi16(p, static_cast<__mmask16>((1u << count) - 1u), halves);
+#else
+  Bf16 some[kLanes];
+  store(some, x);
+  for (int i = 0; i < count; ++i) p[i] = some[i];
+#endif
+}
+
 typedef int8_t vb __attribute__((vector_size(kLanes)));
 
 inline vf load(const int8_t* p) {

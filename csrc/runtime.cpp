@@ -17,6 +17,7 @@ using NumThreads = int32_t (*)(uint32_t*);
 
 ParallelFor parallel_for_of_torch = nullptr;
 NumThreads num_threads_of_torch = nullptr;
+Bf16Unit unit_in_use = Bf16Unit::none;
 
 struct Work {
   void (*task)(int64_t, void*);
@@ -44,6 +45,8 @@ struct ThreadScratch {
 thread_local ThreadScratch scratch_of_thread;
 
 }  // namespace
+
+Bf16Unit bf16_unit() { return unit_in_use; }
 
 void run_tasks(int64_t num_tasks, void (*task)(int64_t, void*), void* context) {
   uint32_t num_threads = 1;
@@ -80,6 +83,10 @@ TURBOGR_EXPORT void turbogr_init(turbogr::ParallelFor parallel_for, turbogr::Num
   turbogr::parallel_for_of_torch = num_threads != nullptr ? parallel_for : nullptr;
   turbogr::num_threads_of_torch = parallel_for != nullptr ? num_threads : nullptr;
 }
+
+// Makes kernels multiply bf16 by this unit from now on. The caller has found that it works, and that tiles are allowed
+// (`turbogr_fma_flops` asks for them).
+TURBOGR_EXPORT void turbogr_set_bf16_unit(int unit) { turbogr::unit_in_use = static_cast<turbogr::Bf16Unit>(unit); }
 
 #if defined(__x86_64__)
 // Whether the extensions are there that the AVX2 build uses besides AVX2. Every processor with AVX2 has them, but a

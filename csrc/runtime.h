@@ -34,6 +34,12 @@ constexpr int kOutOfMemory = 1;
 // Calls task(i, context) once for every i in [0, num_tasks), on the threads of PyTorch's pool, in any order.
 void run_tasks(int64_t num_tasks, void (*task)(int64_t, void*), void* context);
 
+// What multiplies bf16 (bf16_tiles.h); the numbers are those of `turbogr_set_bf16_unit`.
+enum class Bf16Unit : int { none = 0, avx512_bf16 = 1, amx = 2 };
+
+// The unit that the Python side has chosen; none at first.
+Bf16Unit bf16_unit();
+
 // Memory of the calling thread, 64-byte aligned, valid until its next call; it grows and is kept.
 void* thread_scratch(size_t bytes);
 

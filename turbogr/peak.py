@@ -9,9 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +17,7 @@ import torch
 
 from turbogr import machine
 from turbogr.errors import UserError
-from turbogr.ops import native
+from turbogr.ops import bf16_unit, native
 from turbogr.ops.registry import dtype_name
 
 # By precision, the loops of csrc/fma_peak.cpp. The fastest counts, which is not always the widest.
@@ -29,15 +26,6 @@ _IN_PROCESS = (torch.float32,)
 
 _BURST_SECONDS = 0.004  # long enough for the threads to start together, and so short that some burst is undisturbed
 _LOOP_SECONDS = 0.15
-
-_PROBE = """
-import ctypes, sys
-library = ctypes.CDLL(sys.argv[1])
-library.turbogr_fma_flops.restype = ctypes.c_int64
-name = sys.argv[2].encode()
-if library.turbogr_fma_flops(name):
-    library.turbogr_fma_run(name, ctypes.c_int64(1000), ctypes.c_int64(1))
-"""
 
 
 class PeakUnavailable(RuntimeError):
@@ -132,17 +120,9 @@ def _measured(dtype: torch.dtype, threads: int) -> float:
 
 def _fault(library: ctypes.CDLL, loop: str, dtype: torch.dtype) -> str | None:
     """Why a loop cannot run here, None if it can."""
-    if not library.turbogr_fma_flops(loop.encode()):
-        return "this processor, or the compiler that built the kernels, does not have it"
-    if dtype in _IN_PROCESS:
-        return None
-    try:
-        child = subprocess.run([sys.executable, "-c", _PROBE, str(native.PATH), loop], capture_output=True, timeout=20)
-    except subprocess.TimeoutExpired:
-        return "it did not finish within 20 s"
-    if child.returncode < 0:
-        return f"it crashed with {signal.Signals(-child.returncode).name}"
-    return None if child.returncode == 0 else f"it failed with status {child.returncode}"
+    if dtype not in _IN_PROCESS:
+        return bf16_unit.loop_fault(loop)
+    return None if library.turbogr_fma_flops(loop.encode()) else "this processor does not have it"
 
 
 def _rate(library: ctypes.CDLL, loop: str, threads: int) -> float:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from turbogr.errors import UserError, did_you_mean
-from turbogr.ops import native
+from turbogr.ops import bf16_products, native
 from turbogr.ops.native import Kernel, pointer
 
 PROVIDERS = ("torch", "onednn", "turbogr")
@@ -167,6 +167,8 @@ def _by_onednn(a: Tensor, b: Tensor, start: Tensor | None, out: Tensor | None) -
 
 def _by_turbogr(a: Tensor, b: Tensor, start: Tensor | None, out: Tensor | None) -> Tensor:
     rows, depth, columns = a.shape[0], a.shape[1], b.shape[1]
+    if a.dtype == torch.bfloat16 or b.dtype == torch.bfloat16:
+        return bf16_products.multiply(a, b, start, torch.empty(rows, columns) if out is None else out)
     if depth == 0:
         return _by_torch(a, b, start, out)
     if out is None:
