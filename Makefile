@@ -50,7 +50,7 @@ $(PACKAGE): $(TORCH) $(SOURCES)
 
 $(DEV): $(TORCH) $(SOURCES)
 	@echo "installing turbogr with its development tools and building its kernels"
-	@$(PIP) --no-build-isolation -e '.[tensorboard,triton,dev]'
+	@$(PIP) --no-build-isolation -e '.[tensorboard,triton,baselines,dev]'
 	@touch $(PACKAGE) $@
 
 setup: $(DEV)

@@ -95,6 +95,15 @@ class HeldOutActions:
         return len(np.unique(self.users))
 
 
+def action_labels(store: Store, name: str) -> Floats:
+    """Return the labels of all events of a store, float64 [E], NaN where not known.
+
+    Raises:
+        UserError: the store has no such action.
+    """
+    return np.array(_action(store, name), np.float64)
+
+
 def _action(store: Store, name: str) -> NDArray[Any]:
     column = store.features.get(f"action.{name}")
     if column is not None:

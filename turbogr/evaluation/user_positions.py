@@ -36,7 +36,8 @@ class Measured:
     """Metrics of one system, with their standard errors and the `positions` [n] behind them where the task has any.
 
     `metrics_exclude_seen` and `metrics_include_seen` are those without and with the users' earlier items among the
-    candidates, one of which is `metrics`; None for tasks that do not recommend items.
+    candidates, one of which is `metrics`; None for tasks that do not recommend items. `details` are what a task that
+    predicts actions has to show of them, by what it predicts.
     """
 
     metrics: dict[str, float]
@@ -44,12 +45,13 @@ class Measured:
     positions: Int64Array | None = None
     metrics_exclude_seen: dict[str, float] | None = None
     metrics_include_seen: dict[str, float] | None = None
+    details: dict[str, Any] | None = None
 
     @classmethod
     def of(cls, result: Any) -> Measured:
         """Return what a task's measurement has of these."""
         errors: dict[str, float] = getattr(result, "standard_errors", {})
-        optional = ("positions", "metrics_exclude_seen", "metrics_include_seen")
+        optional = ("positions", "metrics_exclude_seen", "metrics_include_seen", "details")
         return cls(result.metrics, errors, *(getattr(result, name, None) for name in optional))
 
 

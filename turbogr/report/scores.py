@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from turbogr import plugins
-from turbogr.evaluation.baseline_titles import TITLES
+from turbogr.evaluation.baseline_titles import title_of
 from turbogr.evaluation.metric_info import Coverage, MetricInfo
 from turbogr.evaluation.metrics import has_user_values, margin, paired_difference, user_values
 from turbogr.evaluation.user_positions import DELIVERED, MODEL, UserPositions, main_system
@@ -164,7 +164,7 @@ def model_title(run: RunData) -> str:
     name = _model_key(run)
     if title := run.part("model").get("title"):
         return str(title)
-    return plugins.find("block", name).title if name in plugins.built_in_names("block") else TITLES.get(name, name)
+    return plugins.find("block", name).title if name in plugins.built_in_names("block") else title_of(name)
 
 
 def _model_key(run: RunData) -> str:
@@ -173,7 +173,7 @@ def _model_key(run: RunData) -> str:
 
 def system_title(run: RunData, system: str) -> str:
     """Return what a system is called in a table."""
-    return model_title(run) if system == MODEL else TITLES.get(system, system)
+    return model_title(run) if system == MODEL else title_of(system)
 
 
 def delivered_title(run: RunData) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from turbogr.bench.record import Table
 from turbogr.errors import UserError
-from turbogr.evaluation.baseline_titles import TITLES
+from turbogr.evaluation.baseline_titles import title_of
 from turbogr.files import replace_text
 from turbogr.tuning.halving import Trial
 
@@ -80,7 +80,7 @@ class TuningRecord:
                 line = [trial.name, shown, epochs, _value(trial.value, trial.standard_error), f"{trial.seconds:.0f}"]
                 rows.append((trial.value, line))
         for name, (value, error) in (self.simple or {}).items():
-            rows.append((value, [TITLES.get(name, name), "a simple method", "-", _value(value, error), "-"]))
+            rows.append((value, [title_of(name), "a simple method", "-", _value(value, error), "-"]))
         rows.sort(key=lambda row: -row[0] if higher_is_better else row[0])
         title = f"{len(self.trials)} trials and the simple methods"
         return Table(
