@@ -28,10 +28,21 @@
 
 namespace turbogr {
 
-constexpr int kOk = 0;
-constexpr int kOutOfMemory = 1;
+// Returns `status`, or that of kOutOfMemory if a task of this thread's kernel found no memory for its scratch.
+int end_of_kernel(int status);
 
-// Calls task(i, context) once for every i in [0, num_tasks), on the threads of PyTorch's pool, in any order.
+// What a kernel returns. One that comes to its end with kOk has failed all the same if tasks found no memory.
+struct Status {
+  int value;
+  operator int() const { return end_of_kernel(value); }
+};
+
+constexpr Status kOk{0};
+constexpr Status kOutOfMemory{1};
+
+// Calls task(i, context) once for every i in [0, num_tasks), on the threads of PyTorch's pool, in any order. If a task
+// finds no memory for its scratch, it and all later ones are left out, and the kernel returns kOutOfMemory in the end.
+// Until then it goes on with what is in its outputs; so no task with scratch may compute indices for later stages.
 void run_tasks(int64_t num_tasks, void (*task)(int64_t, void*), void* context);
 
 // What multiplies bf16 (bf16_tiles.h); the numbers are those of `turbogr_set_bf16_unit`.
@@ -40,7 +51,8 @@ enum class Bf16Unit : int { none = 0, avx512_bf16 = 1, amx = 2 };
 // The unit that the Python side has chosen; none at first.
 Bf16Unit bf16_unit();
 
-// Memory of the calling thread, 64-byte aligned, valid until its next call; it grows and is kept.
+// Memory of the calling thread, 64-byte aligned, valid until its next call; it grows and is kept. For tasks alone:
+// without memory it ends the task, by a jump over its frames, in which nothing may need a destructor.
 void* thread_scratch(size_t bytes);
 
 namespace TURBOGR_ISA {

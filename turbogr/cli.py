@@ -43,6 +43,7 @@ COMMANDS = {
     "report": "write a run as one self-contained HTML page",
     "conformance": "compare a model with a golden file, or write one",
     "bench": "run a benchmark; without a name, list them",
+    "chaos": "meet training jobs with random faults and compare what is left",
     "doctor": "show what this machine is and what is worth fixing",
 }
 

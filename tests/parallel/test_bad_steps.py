@@ -12,10 +12,10 @@ import pytest
 from tests.parallel.ranks import run_ranks
 from tests.parallel.test_pipeline import MODES
 from tests.parallel.training import make_trainer, train_run, whole_state
-from tests.training.bad_values import bad_values
 from tests.training.test_bad_steps import with_policy
 from tests.training.test_pipeline import sparse, train_by_definition, train_epochs, with_pipeline
 from tests.training.test_run import final_tensors, metrics
+from turbogr.chaos.bad_values import bad_values
 from turbogr.config import Config
 from turbogr.data.store import Store
 from turbogr.parallel.world import connected_world

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import resource
 import time
 from pathlib import Path
 from typing import Any
@@ -121,6 +122,20 @@ def test_a_damaged_part_is_not_taken(config: Config, store_path: Path, tmp_path:
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
     assert not newest_parts(tmp_path, 12)
+
+
+def test_a_part_that_cannot_be_written_is_an_error_of_the_disk(
+    config: Config, store_path: Path, tmp_path: Path
+) -> None:
+    trainer = trainer_of(config, Store.open(store_path), tmp_path)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, before[1]))
+    try:
+        with pytest.raises(OSError, match="it could not be written: the disk may be full"):
+            save_part(tmp_path, trainer.stepper, trainer.progress, [])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list((tmp_path / FOLDER).iterdir()) == []
 
 
 def train_with_a_stopped_rank(config: Config, store: Path, out: Path) -> dict[str, Any]:

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from tests.training.bad_values import KINDS, bad_values
 from tests.training.test_pipeline import sparse, train_by_definition, train_epochs, trainer_of, weights, with_pipeline
 from tests.training.test_run import assert_same_end, final_tensors, metrics, stop_after
+from turbogr.chaos.bad_values import bad_values
+from turbogr.chaos.fault_plan import BAD_VALUES
 from turbogr.checkpoints import Checkpoints
 from turbogr.config import Config
 from turbogr.data.store import Store
@@ -44,7 +45,7 @@ def test_a_run_with_a_skipped_step_is_one_without_that_update(
     left_out = {5, 6, 19}
     defined = trainer_of(config, store, tmp_path / "defined")
     train_by_definition(defined, MODES[mode].get("staleness", 0), epochs=1, left_out=left_out)
-    for kind in KINDS:
+    for kind in BAD_VALUES:
         trainer = trainer_of(with_pipeline(config, **MODES[mode]), store, tmp_path / "run")
         with bad_values(kind, left_out):
             train_epochs(trainer, 1)

@@ -11,6 +11,7 @@ A part's name ends with the checksum of its content, so a damaged or half-writte
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import re
 import shutil
@@ -35,6 +36,9 @@ def save_part(run: Path, stepper: Stepper, progress: Progress, past_weights: Seq
     """Write this rank's part of the state after a step, without the other ranks; return the file.
 
     `past_weights` are this rank's rows of past versions of the tables, as `Executor.past_weights` returns them.
+
+    Raises:
+        OSError: it cannot be written; nothing is left of it.
     """
     mesh, folder = stepper.mesh, run / FOLDER
     folder.mkdir(exist_ok=True)
@@ -48,7 +52,10 @@ def save_part(run: Path, stepper: Stepper, progress: Progress, past_weights: Seq
     }
     name = f"step-{progress.step}-member-{mesh.member}-of-{mesh.members}-group-{mesh.group}"
     with atomic_file(folder / f"{name}.pt") as temporary:
-        torch.save(content, temporary)
+        try:
+            torch.save(content, temporary)
+        except RuntimeError as error:  # so torch reports that writing has failed, and does not say why
+            raise OSError(errno.EIO, "it could not be written: the disk may be full", str(temporary)) from error
         checksum = _checksum(temporary)
     final = folder / f"{name}-{checksum}.pt"
     (folder / f"{name}.pt").rename(final)

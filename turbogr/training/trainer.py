@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext, suppress
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -182,10 +182,13 @@ class Trainer:
         if not (self._is_between_steps and self.executor.is_complete()):
             print(f"the updates of step {step} are not complete, so the last checkpoint counts", file=sys.stderr)
             return
-        with suppress(OSError):  # what ended the job is what the user must know
-            self.progress.wall_seconds = time.perf_counter() + self._wall_offset
-            at_start = self.progress.loader["step"] == 0
+        self.progress.wall_seconds = time.perf_counter() + self._wall_offset
+        at_start = self.progress.loader["step"] == 0
+        try:
             save_part(self.run, self.stepper, self.progress, [] if at_start else self.executor.past_weights())
+        except OSError as error:  # what ended the job is what the user must know first
+            reason = error.strerror or error
+            print(f"step {step} could not be kept ({reason}), so the last checkpoint counts", file=sys.stderr)
 
     def _keep_while_waiting(self) -> None:
         """The same, in another thread, while the main thread waits for a rank that does not answer."""

@@ -12,9 +12,6 @@ from torch import Tensor
 
 from turbogr.training.step import Stepper
 
-KINDS = ("loss", "dense", "rows")
-"""Where a bad value is: in the loss, or in the gradient alone of a dense parameter or of a table's rows."""
-
 
 class _InfiniteGradient(torch.autograd.Function):
     """Zero, with an infinite gradient for one element."""
@@ -25,7 +22,7 @@ class _InfiniteGradient(torch.autograd.Function):
         return tensor.new_zeros(())
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
         found = grad.new_zeros(ctx.shape)
         found.view(-1)[0] = float("inf")
         return found
@@ -33,7 +30,7 @@ class _InfiniteGradient(torch.autograd.Function):
 
 @contextmanager
 def bad_values(kind: str, steps: Collection[int], rank: int = 0) -> Iterator[None]:
-    """Make the steps, counted from 0, bad on a rank."""
+    """Make the steps, counted from 0, bad on a rank, whenever they are computed; `kind` is one of BAD_VALUES."""
     original = Stepper.loss
 
     def loss(self: Stepper, batch: Any, sets: Any, step: int) -> Tensor:
@@ -43,7 +40,7 @@ def bad_values(kind: str, steps: Collection[int], rank: int = 0) -> Iterator[Non
         if kind == "loss":
             return value * float("nan")
         tensor = sets.groups[0].rows if kind == "rows" else next(self.model.parameters())
-        return value + _InfiniteGradient.apply(tensor)
+        return value + _InfiniteGradient.apply(tensor)  # type: ignore[no-untyped-call, no-any-return]
 
     with mock.patch.object(Stepper, "loss", loss):
         yield
