@@ -1,5 +1,6 @@
 # make demo    from nothing to a trained recommender and its report, in demo/
 # make test    all tests            make lint    style, types, layers, words  make format   fix the style
+# make chaos   random faults against jobs of several ranks (N=100)
 # make setup   only the set-up      make bench   the benchmarks (BENCH=name)  make asan     kernels under sanitizers
 # make clean   remove what was built here, except .venv (make distclean removes that too)
 #
@@ -21,7 +22,7 @@ DEV := $(VENV)/.stamp-dev
 SOURCES := pyproject.toml constraints.txt $(wildcard setup.py csrc/*)
 KERNEL_SOURCES := $(wildcard csrc/*.cpp csrc/*.h csrc/*.cc csrc/*.hpp)
 
-.PHONY: help setup demo test lint format bench asan clean distclean
+.PHONY: help setup demo test lint format bench asan chaos clean distclean
 .NOTPARALLEL:
 
 help:
@@ -89,6 +90,10 @@ asan: $(DEV)
 		TURBOGR_KERNELS=build/sanitized/turbogr/ops/_kernels.so \
 		ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
 		$(BIN)/python -m pytest tests/ops -x --ignore=tests/ops/test_large_shapes.py
+
+# An interrupted one goes on where it stopped.
+chaos: $(PACKAGE)
+	@$(BIN)/turbogr chaos --faults $(or $(N),100) --seed $(or $(SEED),0) --json runs/chaos.json
 
 bench: $(DEV)
 	@mkdir -p runs/bench

@@ -1,4 +1,4 @@
-"""What a process of a job under faults does: it trains by the command line, and tells how far it is.
+"""What a process of a job under faults does: it trains by the command line, and shows how far it is.
 
 It runs `turbogr train ... --resume` with the command's own handling of signals and errors, and adds only what a plan
 asks for (values that are not finite), a board in shared memory that shows the steps, and a line per step with the
@@ -44,8 +44,8 @@ def run_rank(task: RankTask) -> None:
     with ExitStack() as changed:
         for kind, step, rank in task.bad:
             changed.enter_context(bad_values(kind, {step}, rank))
-        changed.enter_context(mock.patch.object(Trainer, "fit", _told_fit(task, board)))
-        changed.enter_context(mock.patch.object(Trainer, "step", _told_step(task, board)))
+        changed.enter_context(mock.patch.object(Trainer, "fit", _noted_fit(task, board)))
+        changed.enter_context(mock.patch.object(Trainer, "step", _noted_step(task, board)))
         changed.enter_context(mock.patch.object(training_run, "_peak_of", _no_peak))
         _turbogr(task.arguments)
 
@@ -74,7 +74,7 @@ def _no_peak(device: torch.device) -> Peak:
     return Peak(None, 1e11)
 
 
-def _told_fit(task: RankTask, board: Board) -> Any:
+def _noted_fit(task: RankTask, board: Board) -> Any:
     original = Trainer.fit
 
     def fit(self: Trainer) -> TrainResult:
@@ -87,7 +87,7 @@ def _told_fit(task: RankTask, board: Board) -> Any:
     return fit
 
 
-def _told_step(task: RankTask, board: Board) -> Any:
+def _noted_step(task: RankTask, board: Board) -> Any:
     original = Trainer.step
 
     def step(self: Trainer, pending: PendingBatch) -> None:
