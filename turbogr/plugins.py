@@ -102,7 +102,7 @@ _BUILT_IN: dict[str, dict[str, str]] = {
         "mixture": "turbogr.negatives.samplers",
     },
     "metric": {},
-    "task": {"retrieval": "turbogr.tasks.retrieval"},
+    "task": {"retrieval": "turbogr.tasks.retrieval", "ranking": "turbogr.tasks.ranking"},
     "backend": {"cpu": "turbogr.ops", "reference": "turbogr.ops", "triton": "turbogr.ops"},
     "source": {
         "synthetic": "turbogr.data.prepare.sources.synthetic",
@@ -124,6 +124,7 @@ _BUILT_IN: dict[str, dict[str, str]] = {
 _BUILT_IN_SECTIONS = frozenset(
     {
         *(("method", name) for name in _BUILT_IN["method"] if name != "popularity"),
+        ("task", "ranking"),
         ("block", "stu"),
         ("mask", "window"),
         ("loss", "gbce"),

@@ -51,11 +51,11 @@ class ClickTask(Task):
         return RetrievalTask.table_specs(config, num_items)
 
     @staticmethod
-    def metric_names(config: EvaluateConfig, *, final: bool = False) -> list[str]:
+    def metric_names(config: Config, *, final: bool = False) -> list[str]:
         return [metric.name for metric in METRICS]
 
     @staticmethod
-    def default_metric(config: EvaluateConfig) -> str:
+    def default_metric(config: Config) -> str:
         return "log_loss"
 
     @staticmethod

@@ -61,7 +61,7 @@ def resolve(
     resolved = dataclasses.replace(config, model=model, optimizer=optimizer, data=data)
     evaluate = config.evaluate
     if evaluate.metric is None:
-        metric = find("task", config.task).factory.default_metric(evaluate)
+        metric = find("task", config.task).factory.default_metric(resolved)
         evaluate = dataclasses.replace(evaluate, metric=metric)
     if evaluate.filter_seen is None:
         evaluate = dataclasses.replace(evaluate, filter_seen=filter_seen)

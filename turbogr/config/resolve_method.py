@@ -38,7 +38,7 @@ def resolve_method(config: Config, *, filter_seen: bool) -> Config:
     config = with_options(_stripped(config))
     evaluate = config.evaluate
     if evaluate.metric is None:
-        evaluate = dataclasses.replace(evaluate, metric=find("task", config.task).factory.default_metric(evaluate))
+        evaluate = dataclasses.replace(evaluate, metric=find("task", config.task).factory.default_metric(config))
     if evaluate.filter_seen is None:
         evaluate = dataclasses.replace(evaluate, filter_seen=filter_seen)
     resolved = dataclasses.replace(config, evaluate=evaluate)

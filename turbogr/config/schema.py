@@ -227,6 +227,9 @@ class DataConfig:
     rule in the store's manifest. `repeated_targets: skip` leaves training events whose item the user has had before out
     of the loss; they stay inputs. Unset, they are skipped where `evaluate.filter_seen` leaves seen items out.
 
+    `features: all` uses every feature of the store, `named` those of the section `features`; unset, a ranking model uses
+    all of them if none are named. `without_features` are left out.
+
     On several ranks this is the batch of all of them together.
     """
 
@@ -235,6 +238,8 @@ class DataConfig:
     window: Literal["last", "split"] = "last"
     split: str | None = None
     repeated_targets: Literal["train", "skip"] | None = "train"
+    features: Literal["all", "named"] | None = None
+    without_features: tuple[str, ...] = ()
 
     def check(self) -> None:
         positive(self, "batch_size", "batch_tokens")
@@ -257,11 +262,17 @@ class TableConfig:
 
 @dataclass(frozen=True)
 class FeatureConfig:
-    """A feature of events: the store's `column` with its ids, looked up in a `table`; both unset are the feature's own
-    name."""
+    """A feature of events, items or users: the `column` of the store, such as `item.tag` or `tag`, and the `table` in
+    which its values are looked up; both unset are the feature's own name.
+
+    `kind`, `owner` and `width` (floats per value) follow from the store.
+    """
 
     column: str | None = None
     table: str | None = None
+    kind: Literal["category", "categories", "number", "vector"] | None = None
+    owner: Literal["event", "item", "user"] | None = None
+    width: int | None = None
 
 
 @dataclass(frozen=True)
@@ -516,7 +527,7 @@ class Config:
         metric = self.evaluate.metric
         if metric is None:
             return
-        known = registry.find("task", self.task).factory.metric_names(self.evaluate)
+        known = registry.find("task", self.task).factory.metric_names(self)
         if metric not in known:
             raise UserError(
                 f"evaluate.metric '{metric}' is not measured; choose from {', '.join(known)}."

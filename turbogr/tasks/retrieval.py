@@ -64,13 +64,14 @@ class RetrievalTask(Task):
         return table_specs(config, num_items)
 
     @staticmethod
-    def metric_names(config: EvaluateConfig, *, final: bool = False) -> list[str]:
-        ks = _final_ks(config) if final else config.ks
-        return ["mrr", *(f"{family}@{k}" for family in ("hr", "ndcg") for k in ks), *config.metrics]
+    def metric_names(config: Config, *, final: bool = False) -> list[str]:
+        ks = _final_ks(config.evaluate) if final else config.evaluate.ks
+        return ["mrr", *(f"{family}@{k}" for family in ("hr", "ndcg") for k in ks), *config.evaluate.metrics]
 
     @staticmethod
-    def default_metric(config: EvaluateConfig) -> str:
-        return "ndcg@10" if 10 in config.ks else f"ndcg@{config.ks[0]}"
+    def default_metric(config: Config) -> str:
+        ks = config.evaluate.ks
+        return "ndcg@10" if 10 in ks else f"ndcg@{ks[0]}"
 
     @staticmethod
     def baseline_names() -> list[str]:

@@ -7,6 +7,7 @@ no change to them.
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from turbogr.parallel.world import World
 from turbogr.simple.delivery import Delivered
 from turbogr.tables.embedding_tables import EmbeddingTables, TableSpec
 from turbogr.tables.working_set import BatchIds, WorkingSets
+from turbogr.tasks.features import resolve_features
 
 Metrics = dict[str, float]
 
@@ -77,6 +79,9 @@ class Task(ABC):
     """Whether it ranks items for users, so that it matters which of them a user has had before.
 
     Its evaluation then follows `evaluate.filter_seen`, and its loss counts the positions `Batch.trained` alone."""
+    predicts_actions: ClassVar[bool] = False
+    """Whether it predicts what users do with an item, so that every event of a part is held out, and every training
+    event of a user is trained on, the first one included."""
     model: nn.Module
     tables: list[TableSpec]
     columns: dict[str, str]
@@ -85,18 +90,27 @@ class Task(ABC):
     # What files and commands need without a model.
 
     @staticmethod
+    def resolve(config: Config, store: Store, split: Split) -> Config:
+        """Fill in what the task needs to know of a store, and check that it has it.
+
+        Raises:
+            UserError: it has not.
+        """
+        return resolve_features(config, store)
+
+    @staticmethod
     @abstractmethod
     def table_specs(config: Config, num_items: int) -> list[TableSpec]:
         """Return the tables that a resolved config needs."""
 
     @staticmethod
     @abstractmethod
-    def metric_names(config: EvaluateConfig, *, final: bool = False) -> list[str]:
+    def metric_names(config: Config, *, final: bool = False) -> list[str]:
         """Return the names of the metrics that this task measures during training, or with `final` in the summary."""
 
     @staticmethod
     @abstractmethod
-    def default_metric(config: EvaluateConfig) -> str:
+    def default_metric(config: Config) -> str:
         """Return the metric that chooses the best checkpoint where the config does not name one."""
 
     @staticmethod
@@ -167,6 +181,11 @@ class Task(ABC):
     def flops_of(self, batch: Batch) -> Flops:
         """Return the arithmetic of the training step that a batch is, or is a rank's part of."""
         return self.flops(batch.lengths_of_step)
+
+    def with_made_up_features(self, batch: Batch) -> Batch:
+        """Return a batch of random items with values for all features, as timing a step needs them."""
+        rows = torch.zeros_like(batch.items.values)
+        return dataclasses.replace(batch, features=dict.fromkeys(self.columns, rows))
 
     @property
     def num_parameters(self) -> int:

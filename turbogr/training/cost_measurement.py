@@ -90,9 +90,7 @@ class _StepTimer:
         """Return how long the loss of a batch and its gradients take."""
         self._synchronize()
         started = time.perf_counter()
-        rows = torch.zeros_like(batch.items.values)
-        with_features = dataclasses.replace(batch, features=dict.fromkeys(self.stepper.task.columns, rows))
-        prepared = self.stepper.prepare(with_features, 0)
+        prepared = self.stepper.prepare(self.stepper.task.with_made_up_features(batch), 0)
         self.stepper.compute(prepared, self.stepper.fetch(prepared), 0)
         self._synchronize()
         return time.perf_counter() - started

@@ -25,6 +25,7 @@ from turbogr.config import (
     load_config,
     resolve,
     resolve_method,
+    with_options,
     with_overrides,
     with_plugins,
 )
@@ -49,7 +50,6 @@ from turbogr.runs import RunFolder
 from turbogr.simple.popularity_strength import popularity_strength
 from turbogr.tables.embedding_tables import EmbeddingTables
 from turbogr.tasks import task_class
-from turbogr.tasks.features import resolve_features
 from turbogr.tasks.task import Task
 from turbogr.training.checkpoint_selection import check_selection
 from turbogr.training.cost_measurement import with_measured_cost
@@ -177,7 +177,7 @@ def _prepare(
     record = _resumed_record(run, config, store, changes) if exists else _new_record(config, store, recipe)
     record["components"] = component_records(dict.fromkeys([*config.chosen(), *operators_of(config.plugins)]))
     task = task_class(config.task)
-    record["metrics"] = [asdict(info) for info in task.describe_metrics(task.metric_names(config.evaluate, final=True))]
+    record["metrics"] = [asdict(info) for info in task.describe_metrics(task.metric_names(config, final=True))]
     if task_class(config.task).predicts_items and repeats is not None:
         record["protocol"] = _protocol(given, config, repeats, record.get("protocol"))
     record.setdefault("init_from", None if init_from is None else str(Path(init_from).resolve()))
@@ -342,11 +342,12 @@ def resolve_against(config: Config, store: Store, repeats: Repeats | None = None
     filter_seen = True if repeats is None else repeats.filter_seen
     if config.method is not None:
         return resolve_method(config, filter_seen=filter_seen)
-    inputs = split.train_end - np.asarray(store.offsets[:-1]) - 1
+    task = task_class(config.task)
+    inputs = split.train_end - np.asarray(store.offsets[:-1]) - (not task.predicts_actions)
     num_sequences = int((inputs > 0).sum())
     inputs = np.maximum(inputs, 1)
     return resolve(
-        resolve_features(config, store),
+        task.resolve(with_options(config), store, split),
         num_items=store.num_items,
         num_sequences=num_sequences,
         typical_length=int(np.quantile(inputs, 0.9)),

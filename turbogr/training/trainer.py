@@ -113,6 +113,7 @@ class Trainer:
             cost=None if config.parallel.cost is None else CostModel(*config.parallel.cost),
             speeds=config.parallel.speeds,
             skip_repeats=config.data.repeated_targets == "skip",
+            every_event=self.task.predicts_actions,
             with_step_targets=self.stepper.task.needs_step_targets,
             columns=self.stepper.task.columns,
         )
