@@ -70,6 +70,11 @@ def _option_sections() -> Iterator[str]:
     for component, cls in sections:
         title = f"{component.name} ({plugins.CHOSEN_BY[component.kind]}: {component.name})"
         yield "#" + _section(title, f"{component.name}.", cls)
+        for name, hint in typing.get_type_hints(cls).items():
+            entry = _section_class(hint)
+            if entry is not None:
+                title = f"{component.name}.{name}.NAME"
+                yield "##" + _section(title, f"{title}.", entry)
 
 
 def _table(prefix: str, cls: type, names: list[str] | None = None) -> list[str]:
@@ -98,6 +103,9 @@ def _takes(hint: Any, field: Any = None) -> str:
         return ", ".join(f"`{choice}`" for choice in arguments)
     if type(None) in arguments:
         return _takes(next(argument for argument in arguments if argument is not type(None)))
+    if origin is dict:
+        entry = arguments[1]
+        return f"NAME: {'its keys below' if dataclasses.is_dataclass(entry) else _takes(entry)}"
     if origin is tuple:
         plural = {"whole number": "whole numbers", "number": "numbers", "text": "names"}[_takes(arguments[0])]
         return f"list of {plural}" if Ellipsis in arguments else f"{len(arguments)} {plural}"
@@ -105,7 +113,7 @@ def _takes(hint: Any, field: Any = None) -> str:
 
 
 def _default(value: Any) -> str:
-    if value is None:
+    if value is None or value is dataclasses.MISSING:
         return "unset"
     if isinstance(value, tuple):
         return f"`[{', '.join(map(str, value))}]`"

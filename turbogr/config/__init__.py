@@ -12,7 +12,7 @@ from turbogr.config.load import (
     with_plugins,
 )
 from turbogr.config.override_texts import Overrides, override_texts
-from turbogr.config.ranking import RankingConfig, RankingTarget
+from turbogr.config.ranking_section import RankingConfig, RankingTarget
 from turbogr.config.recipe_lookup import find_recipe, recipe_file, recipe_names, recipe_summary
 from turbogr.config.resolve import resolve
 from turbogr.config.resolve_method import ignored_settings, resolve_method

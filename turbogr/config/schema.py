@@ -227,8 +227,8 @@ class DataConfig:
     rule in the store's manifest. `repeated_targets: skip` leaves training events whose item the user has had before out
     of the loss; they stay inputs. Unset, they are skipped where `evaluate.filter_seen` leaves seen items out.
 
-    `features: all` uses every feature of the store, `named` those of the section `features`; unset, a ranking model uses
-    all of them if none are named. `without_features` are left out.
+    `features: all` uses every feature of the store, `named` those of the section `features`; unset, a ranking model
+    uses all of them if none are named. `without_features` are left out.
 
     On several ranks this is the batch of all of them together.
     """

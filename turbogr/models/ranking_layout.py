@@ -1,9 +1,9 @@
 """Where the tokens of a ranking model stand, and what each one sees.
 
-A sequence is one token for the user, a token per event of the history (the item with what the user did), and a token per
-query (an item without actions, which are to be predicted). History is causal. A query sees the user, the first so many
-events of the history, and itself: no other query. So one pass predicts the actions of every event from what was known
-before it, and of any number of candidates from one history.
+A sequence is one token for the user, a token per event of the history (the item with what the user did), and a token
+per query (an item without actions, which are to be predicted). History is causal. A query sees the user, the first so
+many events of the history, and itself: no other query. So one pass predicts the actions of every event from what was
+known before it, and of any number of candidates from one history.
 
 Shape legend: B sequences, T events and candidates that have vectors, S tokens of all sequences, N queries.
 """
@@ -20,8 +20,8 @@ from turbogr.ops import KeyRanges
 
 
 class RankingLayout(NamedTuple):
-    """`history` and `queries` [N] are indices into the T vectors. `order` [S] takes the tokens from the vectors of the B
-    users, of the history, and of the queries, one behind the other. `offsets` [B + 1] and `visible` are those of the
+    """`history` and `queries` [N] are indices into the T vectors. `order` [S] takes the tokens from the vectors of the
+    B users, of the history, and of the queries, one behind the other. `offsets` [B + 1] and `visible` are those of the
     sequences; `query_rows` [N] is where the queries stand in them, and `query_users` [N] whose they are.
     """
 
@@ -36,8 +36,9 @@ class RankingLayout(NamedTuple):
     def to(self, device: torch.device) -> RankingLayout:
         if self.order.device == device:
             return self
-        moved = [KeyRanges(*(t.to(device) for t in part)) if isinstance(part, tuple) else part.to(device) for part in self]
-        return RankingLayout(*moved)  # type: ignore[arg-type]
+        visible = KeyRanges(self.visible.first.to(device), self.visible.last.to(device))
+        moved = {name: part.to(device) for name, part in self._asdict().items() if isinstance(part, Tensor)}
+        return RankingLayout(**moved, visible=visible)
 
 
 def ranking_layout(events: Jagged, is_history: Tensor, is_query: Tensor, sees: Tensor) -> RankingLayout:

@@ -1,14 +1,15 @@
 """Ranking: from a user, a history with actions, and items, to what the user would do with each item.
 
-The model owns its dense parameters only. It computes from the vectors of ids and features, which the caller fetches from
-wherever the tables live; `turbogr.tasks.ranking` says which rows a batch needs. `ranking_layout.py` says which tokens there
-are and what they see.
+The model owns its dense parameters only. It computes from the vectors of ids and features, which the caller fetches
+from wherever the tables live; `turbogr.tasks.ranking` says which rows a batch needs. `ranking_layout.py` says which
+tokens there are and what they see.
 
 Shape legend: T events and candidates, B users, S tokens of all sequences, N queries, A actions, D model width.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -35,8 +36,8 @@ _CLOCK_FLOATS = 4
 class RankingInput(NamedTuple):
     """`items` [T, width] and `users` [B, width] have the features' values by name, ids included.
 
-    `actions` [T, A] is what was done, NaN where it is not known; it is read at history tokens alone. `times` [T] are those
-    of events and requests in seconds, `keys` [T] and `user_keys` [B] name them for dropout.
+    `actions` [T, A] is what was done, NaN where it is not known; it is read at history tokens alone. `times` [T] are
+    those of events and requests in seconds, `keys` [T] and `user_keys` [B] name them for dropout.
     """
 
     items: Mapping[str, Tensor]
@@ -148,8 +149,6 @@ class RankingModel(nn.Module):
 def _with_room(config: ModelConfig) -> ModelConfig:
     """Return the blocks' config: a sequence is a user, at most max_len events, and as many queries."""
     assert config.max_len is not None
-    import dataclasses
-
     return dataclasses.replace(config, max_len=1 + 2 * config.max_len, max_distance=None)
 
 

@@ -130,6 +130,13 @@ class EmbeddingTables:
         group = self.groups[self._group_of[name]]
         group.table.assign(group.first[name], values)
 
+    def clear(self, name: str) -> None:
+        """Set all rows of a table to zero."""
+        group = self.groups[self._group_of[name]]
+        first, num_rows, _ = self._rows[name]
+        slots, _ = group.table.held_rows(first, num_rows)
+        group.table.weight.index_fill_(0, slots.to(group.table.weight.device), 0.0)
+
     def gather(self, name: str) -> Tensor:
         """Return the whole table [num_rows, dim] on every rank."""
         first, num_rows, _ = self._rows[name]

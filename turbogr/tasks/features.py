@@ -154,8 +154,10 @@ def _known_feature(store: Store, name: str, feature: FeatureConfig) -> FeatureCo
             f"features.{name} is the action '{column.name}', which is not known when an item is shown; actions of "
             "earlier events are inputs by ranking.inputs. Leave the feature out"
         )
-    width = column.info.width if column.info.kind in ("number", "vector") else None
-    return dataclasses.replace(feature, column=key, kind=column.info.kind, owner=column.owner, width=width)
+    kind, owner = column.info.kind, column.owner
+    width = column.info.width if kind in ("number", "vector") else None
+    assert kind != "binary" and owner in ("event", "item", "user"), key
+    return dataclasses.replace(feature, column=key, kind=kind, owner=owner, width=width)  # type: ignore[arg-type]
 
 
 def _check_tables(config: Config, with_users: bool) -> None:

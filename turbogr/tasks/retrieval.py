@@ -13,6 +13,7 @@ from turbogr.config import Config, EvaluateConfig
 from turbogr.data.batching import Batch
 from turbogr.data.split import Split
 from turbogr.data.store import Store
+from turbogr.errors import UserError
 from turbogr.evaluation.baseline_titles import TITLES
 from turbogr.evaluation.coverage import coverage
 from turbogr.evaluation.evaluator import Evaluation, evaluate, measure_baselines
@@ -31,7 +32,7 @@ from turbogr.simple.delivery import Delivered, choose_delivered
 from turbogr.simple.selection import Selection, choose_methods
 from turbogr.tables.embedding_tables import ITEM, EmbeddingTables, TableSpec
 from turbogr.tables.working_set import BatchIds, TableIds, WorkingSets
-from turbogr.tasks.features import features_of, table_specs
+from turbogr.tasks.features import features_of, looked_up, resolve_features, table_specs
 from turbogr.tasks.task import DataFacts, Flops, Metrics, Task
 
 
@@ -58,6 +59,17 @@ class RetrievalTask(Task):
         self._selections: dict[Any, Selection] = {}
         self._recommender: tuple[Delivered, Scorer] | None = None
         self.objective = make_loss(config, LossContext(data.num_items, config.train.seed, data.counts))
+
+    @staticmethod
+    def resolve(config: Config, store: Store, split: Split) -> Config:
+        config = resolve_features(config, store)
+        for name, feature in config.features.items():
+            if feature.kind not in (None, "category") or feature.owner not in (None, "event"):
+                raise UserError(
+                    f"features.{name} is a {feature.kind} of {feature.owner}s, and retrieval takes categories of "
+                    "events; leave it out"
+                )
+        return config
 
     @staticmethod
     def table_specs(config: Config, num_items: int) -> list[TableSpec]:
@@ -110,10 +122,10 @@ class RetrievalTask(Task):
         targets = batch.at_trained().targets
         assert targets is not None
         inputs: dict[str, list[Tensor]] = {}
-        for feature in self.features:
+        for feature, table in looked_up(self.features):
             rows = batch.features[feature.name]
-            assert isinstance(rows, Tensor), "a value per token, as `resolve_features` has checked"
-            inputs.setdefault(feature.table, []).append(rows)
+            assert isinstance(rows, Tensor), "a value per token, as `resolve` has checked"
+            inputs.setdefault(table, []).append(rows)
         negatives = [] if batch.negatives is None else [batch.negatives]
         items = TableIds([batch.items.values], [targets, *negatives])
         return {ITEM: items, **{table: TableIds(ids) for table, ids in inputs.items()}}
@@ -136,10 +148,10 @@ class RetrievalTask(Task):
 
     def _feature_vectors(self, sets: WorkingSets, batch: Batch) -> dict[str, Tensor]:
         """Return the vectors of the tokens [T, width] by feature."""
-        tables = dict.fromkeys(feature.table for feature in self.features)
+        tables = dict.fromkeys(table for _, table in looked_up(self.features))
         vectors = sets.look_up_inputs(tables, batch.items.values.device)
         # Features that share a table stand one behind the other, as `ids` has put them.
-        return {feature.name: vectors[feature.table].pop(0) for feature in self.features}
+        return {feature.name: vectors[table].pop(0) for feature, table in looked_up(self.features)}
 
     def is_due(self, step: int) -> bool:
         return self.objective.is_due(step)
@@ -173,7 +185,7 @@ class RetrievalTask(Task):
 
     def encoder(self, tables: Mapping[str, Tensor]) -> TableEncoder:
         """Return the model with its whole tables, as vectors of users and items."""
-        by_feature = {feature.name: tables[feature.table] for feature in self.features}
+        by_feature = {feature.name: tables[table] for feature, table in looked_up(self.features)}
         return TableEncoder(self.model, tables[ITEM], features=by_feature, columns=self.columns)
 
     def scorer(self, tables: Mapping[str, Tensor]) -> ModelScorer:

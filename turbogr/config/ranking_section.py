@@ -25,11 +25,12 @@ class RankingTarget:
 class RankingConfig:
     """What is predicted of every event, by name in `tasks`, from the item, the user and earlier events.
 
-    `supervision: every` trains on every event, `candidates` on the last `candidates` events of a sequence, of which none
-    sees another. `inputs` are the actions that the model sees of earlier events (unset: those of the tasks). `user_ids`
-    and `item_ids` say whether ids have vectors, besides those of the features. `id_dropout` replaces that share of the
-    users' and items' vectors by that of an unknown one in training, so that the model learns what to do with new ones.
-    `action_dim` is the width of each action's vector, `hidden` that of the MLPs (unset: model.dim). `statistics` are mean and standard deviation of each action in training (unset: from the data).
+    `supervision: every` trains on every event, `candidates` on the last `candidates` events of a sequence, of which
+    none sees another. `inputs` are the actions that the model sees of earlier events (unset: those of the tasks).
+    `user_ids` and `item_ids` say whether ids have vectors, besides those of the features. `id_dropout` replaces that
+    share of the users' and items' vectors by that of an unknown one in training, so that the model learns what to do
+    with new ones. `action_dim` is the width of each action's vector, `hidden` that of the MLPs (unset: model.dim).
+    `statistics` are mean and standard deviation of each action in training (unset: from the data).
     """
 
     tasks: dict[str, RankingTarget] = field(default_factory=dict)
