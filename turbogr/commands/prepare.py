@@ -215,7 +215,9 @@ def _add_own_options(parser: argparse.ArgumentParser, source: Source) -> None:
         if type(None) in get_args(hint):
             hint = get_args(hint)[0]
         flag, summary = f"--{field.name.replace('_', '-')}", field.metadata["help"]
-        if get_origin(hint) is Literal:
+        if hint is bool:
+            group.add_argument(flag, action="store_const", const=True, help=summary)
+        elif get_origin(hint) is Literal:
             group.add_argument(flag, choices=get_args(hint), help=summary)
         else:
             group.add_argument(flag, type=hint, metavar=hint.__name__.upper(), help=summary)
@@ -306,8 +308,10 @@ def run(args: argparse.Namespace) -> int:
     for line in [*describe_features(store), *([] if info is None else describe_item_info(info))]:
         print(line)
     if args.log is not None:
-        settings = own_options(source, own).settings()
-        events = synthetic.write_log(settings, Path(args.log), progress=True)
+        chosen = own_options(source, own)
+        events = synthetic.write_log(
+            chosen.settings(), Path(args.log), with_features=bool(chosen.with_features), progress=True
+        )
         print(f"{events:,} events -> {args.log}")
     return 0
 

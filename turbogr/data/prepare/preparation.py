@@ -139,6 +139,15 @@ def prepare(
     )
     check_options(kind, options.changed())
     options = dataclasses.replace(options, own=own_options(kind, own))
+    come_with_it = options.own.own_tables() if hasattr(options.own, "own_tables") else None
+    if come_with_it is not None:
+        item_features = come_with_it.items if item_features is None else item_features
+        user_features = come_with_it.users if user_features is None else user_features
+        options = dataclasses.replace(
+            options,
+            actions=options.actions or come_with_it.actions,
+            event_features=options.event_features or come_with_it.event_features,
+        )
     _check_file_names(options)
     filters = _choose_filters(kind, min_user_events, min_item_events, duplicates)
     rule = parse_rule(kind.split if split is None else split)

@@ -113,6 +113,19 @@ class Reader(Protocol):
 
 
 @dataclass(frozen=True)
+class OwnTables:
+    """Tables of features that come with a log, and its actions and features of events, where the user asks for none.
+
+    A source whose own options have a method `own_tables` returns them, or None for none.
+    """
+
+    items: Any
+    users: Any
+    actions: tuple[str, ...]
+    event_features: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class ReadOptions:
     """How to read an input; None or "auto" leaves the choice to the source. `own` are the source's own options."""
 

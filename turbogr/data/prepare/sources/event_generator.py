@@ -109,7 +109,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 }
 
 
-def _hash(seed: int, stream: int, *keys: Any) -> Any:
+def hash_words(seed: int, stream: int, *keys: Any) -> Any:
     """Hash integer arrays to uniform 64-bit words; different streams are independent."""
     state: Any = np.uint64((seed * 0x2545F4914F6CDD1D + stream * 0xD1342543DE82EF95 + 1) % 2**64)
     for key in keys:
@@ -118,12 +118,12 @@ def _hash(seed: int, stream: int, *keys: Any) -> Any:
     return state
 
 
-def _uniform(words: Any) -> Any:
+def uniform(words: Any) -> Any:
     """Map words to (0, 1)."""
     return ((words >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
 
 
-def _normal(words: Any) -> Any:
+def normal(words: Any) -> Any:
     """Map words to standard normal numbers (Box and Muller, one hash for both uniforms)."""
     first = ((words >> np.uint64(32)).astype(np.float64) + 0.5) * 2.0**-32
     second = ((words & np.uint64(0xFFFFFFFF)).astype(np.float64) + 0.5) * 2.0**-32
@@ -143,7 +143,7 @@ def _zipf(uniform: Any, num: Any, exponent: float) -> Any:
 def user_lengths(settings: Synthetic, users: Int64Array) -> Any:
     """Events of each of `users`: log-normal with the median and mean of the settings, within the bounds."""
     sigma = math.sqrt(2.0 * math.log(settings.mean_length / settings.median_length))
-    lengths = settings.median_length * np.exp(sigma * _normal(_hash(settings.seed, 1, users)))
+    lengths = settings.median_length * np.exp(sigma * normal(hash_words(settings.seed, 1, users)))
     return np.clip(np.rint(lengths), settings.min_length, settings.max_length).astype(np.int64)
 
 
@@ -175,7 +175,7 @@ def _generate(s: Synthetic, block_users: Int64Array) -> Events:
     users = np.repeat(block_users, lengths)
     positions = concatenated_ranges(np.zeros_like(lengths), lengths)
     starts = np.repeat(np.cumsum(lengths) - lengths, lengths)
-    words = _hash(s.seed, 2, users, positions)
+    words = hash_words(s.seed, 2, users, positions)
     field = [((words >> np.uint64(16 * k)) & np.uint64(0xFFFF)).astype(np.float64) / 65536.0 for k in range(4)]
 
     new_session = (field[0] < 1.0 / s.session_length) | (positions == 0)
@@ -183,19 +183,19 @@ def _generate(s: Synthetic, block_users: Int64Array) -> Events:
     sessions -= sessions[starts]
     times = _times(s, users, positions, starts, new_session)
     slots = _interests(s, users, sessions, field[1] < s.side)
-    eras = (sessions + (_hash(s.seed, 4, users, slots) % np.uint64(s.drift)).astype(np.int64)) // s.drift
-    topics = _zipf(_uniform(_hash(s.seed, 5, users, slots, eras)), s.topics, s.zipf)
+    eras = (sessions + (hash_words(s.seed, 4, users, slots) % np.uint64(s.drift)).astype(np.int64)) // s.drift
+    topics = _zipf(uniform(hash_words(s.seed, 5, users, slots, eras)), s.topics, s.zipf)
     episodes = _episodes(s, users, slots, eras, topics, field[2] < s.abandon)
     noise = field[3] < s.noise
-    popular = _zipf(_uniform(_hash(s.seed, 6, users[noise], positions[noise])), s.num_items, max(s.zipf, 1.1))
-    episodes[noise] = _scatter(popular, s.num_items, 2)
-    liking = _hash(s.seed, 7, users, positions)
+    popular = _zipf(uniform(hash_words(s.seed, 6, users[noise], positions[noise])), s.num_items, max(s.zipf, 1.1))
+    episodes[noise] = scatter(popular, s.num_items, 2)
+    liking = hash_words(s.seed, 7, users, positions)
     return Events(
         users=users,
-        items=_scatter(episodes, s.num_items, 1),
+        items=scatter(episodes, s.num_items, 1),
         times=times,
-        likes=(_uniform(liking) < np.where(noise, 0.01, 0.05)).astype(np.int8),
-        watch_seconds=(5.0 + 3.0 * np.exp(_normal(mix64(liking)))).astype(np.int64),
+        likes=(uniform(liking) < np.where(noise, 0.01, 0.05)).astype(np.int8),
+        watch_seconds=(5.0 + 3.0 * np.exp(normal(mix64(liking)))).astype(np.int64),
     )
 
 
@@ -203,17 +203,17 @@ def _times(
     s: Synthetic, users: Int64Array, positions: Int64Array, starts: Int64Array, new_session: NDArray[np.bool_]
 ) -> Any:
     """Seconds: pauses of about half a minute within a session, of most of a day between sessions."""
-    normal = _normal(_hash(s.seed, 3, users, positions))
-    gaps = np.where(new_session, 3600.0 + 50_000.0 * np.exp(0.9 * normal), 1.0 + 25.0 * np.exp(0.8 * normal))
+    drawn = normal(hash_words(s.seed, 3, users, positions))
+    gaps = np.where(new_session, 3600.0 + 50_000.0 * np.exp(0.9 * drawn), 1.0 + 25.0 * np.exp(0.8 * drawn))
     clock = np.cumsum(gaps.astype(np.int64))
-    joined = (_hash(s.seed, 8, users) % np.uint64(30 * 86400)).astype(np.int64)
+    joined = (hash_words(s.seed, 8, users) % np.uint64(30 * 86400)).astype(np.int64)
     return _START + joined + clock - clock[starts]
 
 
 def _interests(s: Synthetic, users: Int64Array, sessions: Int64Array, side: NDArray[np.bool_]) -> Any:
     """The interest (0..interests - 1) that each event continues: the session's main one, or its side one."""
-    words = _hash(s.seed, 9, users, sessions)
-    main = _zipf(_uniform(words), s.interests, 0.5)
+    words = hash_words(s.seed, 9, users, sessions)
+    main = _zipf(uniform(words), s.interests, 0.5)
     if s.interests == 1:
         return main
     other = (mix64(words) % np.uint64(s.interests - 1)).astype(np.int64)
@@ -246,13 +246,13 @@ def _episodes(
     topic = topics[order]
     size = base + (topic < extra)
     offset = topic * base + np.minimum(topic, extra)
-    entry = _zipf(_uniform(_hash(s.seed, 10, users[order], slots[order], eras[order])), size, s.zipf)
+    entry = _zipf(uniform(hash_words(s.seed, 10, users[order], slots[order], eras[order])), size, s.zipf)
     index_in_catalogue = np.empty(len(key), np.int64)
     index_in_catalogue[order] = (offset + (entry[group] + series) % size) * s.episodes + left_off % s.episodes
     return index_in_catalogue
 
 
-def _scatter(indices: Int64Array, num: int, which: int) -> Int64Array:
+def scatter(indices: Int64Array, num: int, which: int) -> Int64Array:
     """A fixed bijection of 0..num - 1, so that neighbouring raw ids have nothing in common."""
     step = int(num * (0.6180339887 if which == 1 else 0.7548776662)) | 1
     while math.gcd(step, num) != 1:

@@ -17,18 +17,35 @@ import pyarrow.parquet as pq
 
 from turbogr.data.prepare.columns import choose_columns
 from turbogr.data.prepare.progress_bar import Progress
-from turbogr.data.prepare.source import OF_ANY_LOG, Block, Columns, ReadOptions, Source, option, register_built_in
+from turbogr.data.prepare.source import (
+    OF_ANY_LOG,
+    Block,
+    Columns,
+    OwnTables,
+    ReadOptions,
+    Source,
+    option,
+    register_built_in,
+)
+from turbogr.data.prepare.sources import feature_generator
 from turbogr.data.prepare.sources.event_generator import PRESETS, Events, Synthetic, count_events, generate, user_blocks
 from turbogr.errors import UserError, did_you_mean
 
 NAME = "synthetic"
+_NO_SETTINGS = ("preset", "with_features")
 _COLUMNS = ("user_id", "item_id", "timestamp", "is_like", "watch_seconds")
-_SCHEMA = pa.schema([(name, pa.int8() if name == "is_like" else pa.int64()) for name in _COLUMNS])
+_SMALL = ("is_like", *feature_generator.ACTIONS)
 
 
-def _columns(events: Events) -> dict[str, pa.Array]:
+def _schema(with_features: bool) -> pa.Schema:
+    names = (*_COLUMNS, *(feature_generator.COLUMNS if with_features else ()))
+    return pa.schema([(name, pa.int8() if name in _SMALL else pa.int64()) for name in names])
+
+
+def _columns(settings: Synthetic, events: Events, with_features: bool) -> dict[str, pa.Array]:
     values = (events.users, events.items, events.times, events.likes, events.watch_seconds)
-    return {name: pa.array(column) for name, column in zip(_COLUMNS, values, strict=True)}
+    found = {name: pa.array(column) for name, column in zip(_COLUMNS, values, strict=True)}
+    return found | feature_generator.event_columns(settings, events) if with_features else found
 
 
 @dataclass
@@ -37,6 +54,7 @@ class SyntheticReader:
 
     settings: Synthetic
     columns: Columns
+    with_features: bool = False
     texts_may_be_numbers: bool = False
     unit: str = "records"
 
@@ -47,7 +65,7 @@ class SyntheticReader:
         return (partial(self._block, first, last) for first, last in user_blocks(self.settings))
 
     def _block(self, first: int, last: int) -> Block:
-        columns = _columns(generate(self.settings, first, last))
+        columns = _columns(self.settings, generate(self.settings, first, last), self.with_features)
         wanted = {name: columns[name] for name in self.columns.names}
         return Block(wanted, lambda k: f"synthetic user {columns['user_id'][k]}", len(columns["user_id"]))
 
@@ -58,7 +76,7 @@ def check_log_path(path: Path) -> None:
         raise UserError(f"{path} already exists; remove it or choose another --log")
 
 
-def write_log(settings: Synthetic, path: Path, *, progress: bool = False) -> int:
+def write_log(settings: Synthetic, path: Path, *, with_features: bool = False, progress: bool = False) -> int:
     """Write the raw log as Parquet (a .parquet file, or a folder of them) or CSV, and return its number of events.
 
     Within a block of users the records are in time order, as in a log that was collected shard by shard. The log gets
@@ -73,11 +91,14 @@ def write_log(settings: Synthetic, path: Path, *, progress: bool = False) -> int
     _remove(aside)  # left by a writer that was killed
     total = count_events(settings)
     try:
-        with _LogWriter(aside, path.suffix) as writer, Progress(progress).stage("writing log", total, "records") as bar:
+        with (
+            _LogWriter(aside, path.suffix, _schema(with_features)) as writer,
+            Progress(progress).stage("writing log", total, "records") as bar,
+        ):
             for first, last in user_blocks(settings):
                 events = generate(settings, first, last)
                 order = pa.array(np.argsort(events.times, kind="stable"))
-                writer.write(pa.table(_columns(events)).take(order))
+                writer.write(pa.table(_columns(settings, events, with_features)).take(order))
                 bar.update(len(events.users))
         os.replace(aside, path)
     except BaseException:
@@ -96,13 +117,13 @@ def _remove(path: Path) -> None:
 class _LogWriter:
     """Writes tables to one CSV file, one Parquet file, or a folder with a Parquet file each."""
 
-    def __init__(self, path: Path, suffix: str) -> None:
+    def __init__(self, path: Path, suffix: str, schema: pa.Schema) -> None:
         self._folder: Path | None = None
         self._parts = 0
         self._file: Any = None
         if suffix in (".csv", ".parquet"):
             writer = pacsv.CSVWriter if suffix == ".csv" else pq.ParquetWriter
-            self._file = writer(str(path), _SCHEMA)
+            self._file = writer(str(path), schema)
         else:
             path.mkdir()
             self._folder = path
@@ -142,13 +163,28 @@ class SyntheticOptions:
     abandon: float | None = option(None, "share of events that leave a series early")
     zipf: float | None = option(None, "exponent of the popularity")
     seed: int | None = option(None, "seed of the generator")
+    with_features: bool | None = option(
+        None, "items and users have features, and events the actions is_click and long_view"
+    )
+
+    def own_tables(self) -> OwnTables | None:
+        """Return the tables of features that come with the log, if any."""
+        if not self.with_features:
+            return None
+        settings = self.settings()
+        return OwnTables(
+            feature_generator.item_table(settings),
+            feature_generator.user_table(settings),
+            feature_generator.ACTIONS,
+            feature_generator.EVENT_FEATURES,
+        )
 
     def settings(self) -> Synthetic:
         """Return the settings; raises UserError for an unknown preset or a value out of range."""
         if self.preset not in PRESETS:
             known = " or ".join(PRESETS)
             raise UserError(f"unknown preset {self.preset!r}: use {known}.{did_you_mean(self.preset, PRESETS)}")
-        given = {name: value for name, value in vars(self).items() if name != "preset" and value is not None}
+        given = {name: value for name, value in vars(self).items() if name not in _NO_SETTINGS and value is not None}
         return Synthetic(**{**PRESETS[self.preset], **given})
 
 
@@ -156,8 +192,10 @@ def open_synthetic(paths: Sequence[Path], options: ReadOptions) -> SyntheticRead
     """Open the generator; it reads no files."""
     if paths:
         raise UserError(f"the synthetic source reads no files, but {paths[0]} was given")
-    columns = choose_columns(_COLUMNS, options, "the synthetic source")
-    return SyntheticReader(options.own.settings(), columns)
+    with_features = bool(options.own.with_features)
+    names = (*_COLUMNS, *(feature_generator.COLUMNS if with_features else ()))
+    columns = choose_columns(names, options, "the synthetic source")
+    return SyntheticReader(options.own.settings(), columns, with_features)
 
 
 register_built_in(
