@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from tests.parallel.ranks import run_ranks
-from tests.parallel.training import train_steps
+from tests.parallel.test_pipeline import MODES, train_all_modes
+from tests.parallel.training import train_steps, whole_state
 from tests.tasks.ranking_store import TASKS, ranking_config, write_ranking_store
 from tests.training.test_pipeline import train_epochs, trainer_of, weights, with_pipeline
 from turbogr import machine
@@ -230,16 +231,24 @@ def test_a_run_that_was_stopped_ends_with_the_same_weights(
     assert_same_end(config, store, tmp_path / "straight", tmp_path / "stopped")
 
 
-@pytest.mark.parametrize("supervision", ["every", "candidates"])
-def test_a_mesh_of_four_trains_eight_tables_to_the_weights_of_one(
-    supervision: str, store: Store, tmp_path: Path
-) -> None:
-    config = with_ranking(ranking_config(), supervision=supervision, candidates=4)
+def test_a_mesh_of_four_trains_eight_tables_to_the_weights_of_one_in_every_mode(store: Store, tmp_path: Path) -> None:
+    config = ranking_config()
     assert len(RankingTask.table_specs(resolve_against(config, store), store.num_items)) == 8
     config = dataclasses.replace(config, parallel=dataclasses.replace(config.parallel, check_every=2))
-    one = train_steps(config, store.path, tmp_path / "one", 1, 6)["state"]
-    ranks = run_ranks(4, train_steps, config, store.path, tmp_path / "many", 2, 6)
-    assert one.keys() == ranks[0]["state"].keys()
+    ranks = run_ranks(4, train_all_modes, config, store.path, tmp_path / "many", 2)[0]
+    for mode, options in MODES.items():
+        one = trainer_of(with_pipeline(config, **options), store, tmp_path / f"one-{mode}")
+        train_epochs(one, 1)
+        for name, tensor in whole_state(one).items():
+            found = ranks[mode]["state"][name]
+            np.testing.assert_allclose(found, tensor.numpy(), rtol=2e-3, atol=2e-4, err_msg=f"{mode}: {name}")
+    assert ranks["semi_async"]["staleness"] == 2 and ranks["sync"]["staleness"] == 0
+
+
+def test_candidates_train_on_a_mesh_as_in_one_process(store: Store, tmp_path: Path) -> None:
+    config = with_ranking(ranking_config(), supervision="candidates", candidates=4)
+    one = train_steps(config, store.path, tmp_path / "one", 1, 4)["state"]
+    ranks = run_ranks(2, train_steps, config, store.path, tmp_path / "many", 1, 4)
     for name, tensor in one.items():
         np.testing.assert_allclose(ranks[0]["state"][name], tensor, rtol=2e-3, atol=2e-4, err_msg=name)
 

@@ -24,7 +24,7 @@ ACTIONS = ("is_click", "long_view")
 EVENT_FEATURES = ("tab",)
 COLUMNS = (*ACTIONS, *EVENT_FEATURES)
 
-_TAGS = ("music", "sports", "games", "food", "travel", "news", "pets", "cars", "fashion", "comedy", "science", "films")
+_TAGS = ("music", "sports", "games", "food", "trips", "news", "pets", "cars", "fashion", "comedy", "science", "films")
 _CITIES = ("north", "south", "east", "west", "abroad")
 _AGES = 5
 _TABS = 4
