@@ -11,14 +11,14 @@
     set_gradient(_scale, _scale_backward, of="x")
 
 The schema comes from the annotations. A function for CPUs computes in fp32: given bf16 tensors it gets what
-`precision.py` says, and its results are rounded to the types of the fake's. A fake (the shapes for `torch.compile`)
-takes the arguments that it names, by name. So does the gradient: what the backward operator's parameters name is saved
-in the forward pass.
+`precision.py` says, and its results are rounded to the types of the fake's, unless it `reads_bf16`. A fake (the shapes
+for `torch.compile`) takes the arguments that it names, by name. So does the gradient: what the backward operator's
+parameters name is saved in the forward pass.
 
 PyTorch's dispatcher, and what torch.library adds for gradients, take a tenth of a millisecond a call, which is most of
-a small step. So plain fp32 tensors on the CPU go straight to the function, or to an autograd function around it.
-Whatever must see an operator as such (torch.compile, fake tensors, dispatch modes, subclasses) gets the one of
-torch.library.
+a small step. So plain tensors on the CPU that the function reads as they are go straight to it, or to an autograd
+function around it. Whatever must see an operator as such (torch.compile, fake tensors, dispatch modes, subclasses) gets
+the one of torch.library.
 """
 
 from __future__ import annotations
@@ -65,6 +65,7 @@ class _Eager:
 
     function: Callable[..., Any]
     allowed: bool
+    narrow: bool = False  # whether the function takes bf16 as it is
     gradient: Callable[..., Any] | None = None
 
 
@@ -80,6 +81,7 @@ def torch_operator(
     outputs: str = "out",
     mutates: str = "",
     device: str = "CPU",
+    reads_bf16: bool = False,
 ) -> Callable[[Callable[..., Any]], TorchOperator]:
     """Make `torch.ops.turbogr.<name>` of the decorated function, which becomes the operator.
 
@@ -93,6 +95,7 @@ def torch_operator(
         outputs: Names of the outputs, if there are several. Only the first can have a gradient.
         mutates: Names of the tensors that are changed in place.
         device: Dispatch keys of the devices that the function serves: CPU, CUDA, ...
+        reads_bf16: Whether the function takes bf16 tensors as they are; else, on a CPU, it gets them in fp32.
     """
 
     def declare(function: Callable[..., Any]) -> TorchOperator:
@@ -104,13 +107,13 @@ def torch_operator(
         parameters, called = _parameters(function)
         library.define(f"{base}{derive_schema(function, mutates)}")
         by_name = (lambda *args: None) if fake is None else _taking_by_name(fake, list(parameters))
-        if fake is not None and device == "CPU":
+        if fake is not None and device == "CPU" and not reads_bf16:
             called = compute_in_fp32(called, by_name, list(parameters))
         for key in device.split():
             library.impl(base, called, key)
         torch.library.register_fake(f"{namespace}::{base}", by_name, lib=library)
         overload: OpOverload[..., Any] = getattr(getattr(torch.ops, namespace), base).default
-        eager = _Eager(called, allowed=device == "CPU" and not mutates)
+        eager = _Eager(called, allowed=device == "CPU" and not mutates, narrow=reads_bf16)
         made = _make_call(overload, eager)
         _declarations[made], _eager[made] = _Declaration(parameters, tuple(outputs.split())), eager
         return made
@@ -128,7 +131,9 @@ def _make_call(overload: OpOverload[..., Any], eager: _Eager) -> TorchOperator:
         for arg in args:
             for tensor in arg if type(arg) is list else (arg,):
                 if isinstance(tensor, Tensor):
-                    if type(tensor) not in _PLAIN or tensor.device.type != "cpu" or tensor.dtype is torch.bfloat16:
+                    if type(tensor) not in _PLAIN or tensor.device.type != "cpu":
+                        return overload(*args)
+                    if tensor.dtype is torch.bfloat16 and not eager.narrow:
                         return overload(*args)
                     needs_grad = needs_grad or tensor.requires_grad
         if not (needs_grad and torch.is_grad_enabled()):
