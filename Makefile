@@ -1,5 +1,5 @@
 # make demo    from nothing to a trained recommender and its report, in demo/
-# make test    all tests            make lint    style, types, layers, words  make format   fix the style
+# make test    all tests, on all cores                 make lint    style, types, layers, words  make format   fix the style
 # make chaos   random faults against jobs of several ranks (N=100)
 # make setup   only the set-up      make bench   the benchmarks (BENCH=name)  make asan     kernels under sanitizers
 # make clean   remove what was built here, except .venv (make distclean removes that too)
@@ -65,7 +65,7 @@ demo: $(PACKAGE)
 	@$(BIN)/turbogr report $(DEMO)/run
 
 test: $(DEV)
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest -n auto --dist loadfile
 
 lint: $(DEV)
 	@$(BIN)/ruff check .
