@@ -30,7 +30,9 @@ class RankingConfig:
     `user_ids` and `item_ids` say whether ids have vectors, besides those of the features. `id_dropout` replaces that
     share of the users' and items' vectors by that of an unknown one in training, so that the model learns what to do
     with new ones. `action_dim` is the width of each action's vector, `hidden` that of the MLPs (unset: model.dim).
-    `statistics` are mean and standard deviation of each action in training (unset: from the data).
+    With `counts` the model sees how often an item and a user have occurred before, and the rate of each task's action
+    among these events. `statistics` are mean and standard deviation of each action in training, `counts_until` is when
+    training ends (both unset: from the data).
     """
 
     tasks: dict[str, RankingTarget] = field(default_factory=dict)
@@ -42,6 +44,8 @@ class RankingConfig:
     id_dropout: float = 0.0
     action_dim: int = 8
     hidden: int | None = None
+    counts: bool = False
+    counts_until: int | None = None
     statistics: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def check(self) -> None:

@@ -120,7 +120,7 @@ def _with_named_features(config: Config, store: Store, use_all: bool) -> Config:
         taken = {_key_of(store, name, feature) for name, feature in features.items()}
         keys = [key for key, column in store.features.items() if column.owner != "action" and key not in taken]
         names = [key.partition(".")[2] for key in keys]
-        reserved = {ITEM, USER, *features}
+        reserved = {ITEM, USER, "counts", *features}
         for key, name in zip(keys, names, strict=True):
             short = name if names.count(name) == 1 and name not in reserved else key
             features[short] = FeatureConfig(column=key)

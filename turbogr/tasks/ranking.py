@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from turbogr.config import Config, EvaluateConfig, RankingConfig
+from turbogr.data.action_counts import ActionCounts
 from turbogr.data.batching import Batch
 from turbogr.data.feature_values import FeatureValues
 from turbogr.data.split import Split
@@ -46,6 +47,8 @@ from turbogr.tasks.ranking_requests import RankingRequests
 from turbogr.tasks.task import DataFacts, Flops, Metrics, Task
 
 _ID_SITE = 0x1D
+COUNTS = "counts"
+"""Name of the feature that holds what is known of item and user; no column of a store, whose features have an owner."""
 
 
 @register("task", "ranking", config=RankingConfig)
@@ -67,6 +70,10 @@ class RankingTask(Task):
         own = {owner: [Feature(owner, "", t, widths[t], owner=owner)] for owner, t, used in ids if used}
         self.item_features = own.get("item", []) + [f for f in self.features if f.owner != "user"]
         self.user_features = own.get(USER, []) + [f for f in self.features if f.owner == "user"]
+        if self.ranking.counts:
+            self.item_features.append(_counts_feature(self.ranking))
+        self._store = data.store
+        self._counts: tuple[str, ActionCounts] | None = None
         actions = dict.fromkeys([*self.ranking.actions.values(), *self.ranking.input_actions])
         self.columns = {feature.name: feature.column for feature in self.features}
         self.columns |= {f"action.{name}": f"action.{name}" for name in actions}
@@ -90,9 +97,10 @@ class RankingTask(Task):
         config = resolve_features(config, store, use_all=True, with_users=ranking.user_ids)
         config = dataclasses.replace(config, data=dataclasses.replace(config.data, repeated_targets="train"))
         statistics = {name: action_statistics(store, split, ranking, name) for name in _actions_of(ranking)}
-        return dataclasses.replace(
-            config, options={**config.options, "ranking": dataclasses.replace(ranking, statistics=statistics)}
-        )
+        ranking = dataclasses.replace(ranking, statistics=statistics)
+        if ranking.counts and ranking.counts_until is None:
+            ranking = dataclasses.replace(ranking, counts_until=end_of_training(store, split))
+        return dataclasses.replace(config, options={**config.options, "ranking": ranking})
 
     @staticmethod
     def table_specs(config: Config, num_items: int) -> list[TableSpec]:
@@ -139,7 +147,21 @@ class RankingTask(Task):
                 tables.assign(spec.name, torch.zeros(1, spec.dim))
 
     def prepare(self, batch: Batch, step: int) -> Batch:
-        return batch
+        return batch if self._store is None else self.with_counts(batch, self._store)
+
+    def with_counts(self, batch: Batch, store: Store) -> Batch:
+        """Return a batch with what is known of its items and users before each event, if the model sees it."""
+        if not self.ranking.counts:
+            return batch
+        if self._counts is None or self._counts[0] != store.manifest.content_hash:
+            until = self.ranking.counts_until
+            assert until is not None, "resolve the config first"
+            actions = list(dict.fromkeys(self.ranking.actions.values()))
+            counts = ActionCounts(store, actions, self.ranking.statistics, until)
+            self._counts = store.manifest.content_hash, counts
+        users = batch.users.repeat_interleave(batch.items.lengths)
+        floats = self._counts[1].floats(users.numpy(), batch.items.values.numpy(), batch.times.numpy())
+        return dataclasses.replace(batch, features={**batch.features, COUNTS: torch.from_numpy(floats)})
 
     def ids(self, batch: Batch) -> BatchIds:
         """Return the ids of the tokens' features, then of the users', in the order of `outputs`."""
@@ -209,7 +231,7 @@ class RankingTask(Task):
             if not feature.column:
                 rows = self._drop_ids(rows, batch, feature, seed)
             (users if feature.owner == "user" else items)[feature.name] = rows
-        for feature in self.features:
+        for feature in (*self.item_features, *self.user_features):
             if feature.table is None:
                 of_user = feature.owner == "user"
                 floats = (batch.user_features if of_user else batch.features)[feature.name]
@@ -283,8 +305,8 @@ class RankingTask(Task):
             return torch.zeros(rows, feature.dim) if feature.table is None else torch.zeros(rows, dtype=torch.int64)
 
         names = [name for name in self.columns if name.startswith("action.")]
-        of_items = [feature for feature in self.features if feature.owner != "user"]
-        of_users = [feature for feature in self.features if feature.owner == "user"]
+        of_items = [feature for feature in self.item_features if feature.table != ITEM]
+        of_users = [feature for feature in self.user_features if feature.table != USER]
         return dataclasses.replace(
             batch,
             users=torch.zeros_like(batch.users),
@@ -408,6 +430,23 @@ def action_statistics(store: Store, split: Split, ranking: RankingConfig, action
         )
     mean = total / count
     return float(mean), 0.0 if binary else float(max(squares / count - mean**2, 0.0) ** 0.5) or 1.0
+
+
+def end_of_training(store: Store, split: Split) -> int:
+    """Return the time from which events do not train: the cut of a split by time, else that of the last one + 1."""
+    if split.rule.startswith("time:"):
+        return int(split.rule.removeprefix("time:").split(",")[0])
+    latest = 0
+    for first, last in store.user_blocks():
+        start, stop = int(store.offsets[first]), int(store.offsets[last])
+        lengths = np.diff(store.offsets[first : last + 1])
+        training = np.arange(start, stop) < np.repeat(split.train_end[first:last], lengths)
+        latest = max(latest, int(np.asarray(store.times[start:stop])[training].max(initial=0)))
+    return latest + 1
+
+
+def _counts_feature(ranking: RankingConfig) -> Feature:
+    return Feature(COUNTS, "", None, ActionCounts.width(list(dict.fromkeys(ranking.actions.values()))), "number")
 
 
 def _weights(module: torch.nn.Module) -> int:

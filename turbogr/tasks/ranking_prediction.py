@@ -58,7 +58,7 @@ def predict_events(
     jobs = blocks.batches(_EVENTS_AT_ONCE)
 
     def predict(chosen: slice, step: Step) -> NDArray[np.float64]:
-        found = _predict(task, tables, _block_batch(task, store, blocks, chosen))
+        found = _predict(task, tables, store, _block_batch(task, store, blocks, chosen))
         step(len(np.unique(blocks.users[chosen])))
         return found
 
@@ -89,7 +89,7 @@ def predict_requests(
     jobs = [slice(first, last) for first, last in pairwise(bounds)]
 
     def predict(chosen: slice, step: Step) -> NDArray[np.float64]:
-        return _predict(task, tables, request_batch(store, pieces, chosen, task.columns, task.model.max_len))
+        return _predict(task, tables, store, request_batch(store, pieces, chosen, task.columns, task.model.max_len))
 
     workers = None if task.device.type == "cpu" else 1
     found = list(run_jobs(predict, jobs, num_workers=workers))
@@ -123,9 +123,9 @@ def _block_batch(task: RankingTask, store: Store, blocks: EventBlocks, chosen: s
     return QueryBatch(batch, is_history, is_query, earlier_events(batch.items, batch.times))
 
 
-def _predict(task: RankingTask, tables: Mapping[str, Tensor], queries: QueryBatch) -> NDArray[np.float64]:
+def _predict(task: RankingTask, tables: Mapping[str, Tensor], store: Store, queries: QueryBatch) -> NDArray[np.float64]:
     """Return what a batch's queries get, [N, tasks] in the tasks' own units."""
-    batch, device = queries.batch, task.device
+    batch, device = task.with_counts(queries.batch, store), task.device
     layout = ranking_layout(batch.items, queries.is_history, queries.is_query, queries.sees)
     vectors = {}
     for table, ids in task.ids(batch).items():

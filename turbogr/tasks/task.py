@@ -38,11 +38,13 @@ Metrics = dict[str, float]
 class DataFacts:
     """What a task must know of the data: the number of items, and how often each occurs in the training events.
 
-    `counts` is called only where it is needed; None means that all items count the same.
+    `counts` is called only where it is needed; None means that all items count the same. `store` is what is trained
+    on, None where a stored model is opened.
     """
 
     num_items: int
     counts: Callable[[], NDArray[np.int64]] | None = None
+    store: Store | None = None
 
 
 class Flops(NamedTuple):

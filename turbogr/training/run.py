@@ -438,7 +438,7 @@ def _say_what_starts(trainer: Trainer, changes: list[str], why_mesh: str, about_
             f"{loader.num_targets_skipped:,} training targets ({share:.1%}) are items that the user has had before and "
             "are not trained on; data.repeated_targets=train trains on all"
         )
-    few = trainer.split.few_users()
+    few = None if trainer.task.predicts_actions else trainer.split.few_users()
     if few is not None:
         lines.append(few)
     if trainer.world.size > 1:

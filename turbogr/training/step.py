@@ -20,6 +20,7 @@ from torch import Tensor
 from turbogr.config import Config
 from turbogr.data.batching import Batch
 from turbogr.data.loader import Loader
+from turbogr.data.store import Store
 from turbogr.negatives.loss_context import Counts
 from turbogr.parallel.consistency import check_replicas
 from turbogr.parallel.dense_gradients import FlatGradients
@@ -57,12 +58,19 @@ class Measured(NamedTuple):
 class Stepper:
     """The task with its model, the tables, and their optimisers; the config must be resolved.
 
-    `counts` returns how often items occur in the training events. `table_device` is where the tables live: on the
-    device, or in host memory if the loss is computed in segments.
+    `counts` returns how often items occur in the training events of `store`. `table_device` is where the tables live:
+    on the device, or in host memory if the loss is computed in segments.
     """
 
     def __init__(
-        self, config: Config, num_items: int, *, device: torch.device, mesh: Mesh, counts: Counts | None = None
+        self,
+        config: Config,
+        num_items: int,
+        *,
+        device: torch.device,
+        mesh: Mesh,
+        counts: Counts | None = None,
+        store: Store | None = None,
     ) -> None:
         self.config, self.device, self.mesh = config, device, mesh
         # Rows that pass through an accelerator in segments live in host memory. Shards stay on their rank's device,
@@ -70,7 +78,7 @@ class Stepper:
         offloads = config.loss.segment_mb is not None and mesh.world.size == 1
         self.table_device = torch.device("cpu") if offloads else device
         seed = config.train.seed
-        self.task = make_task(config, DataFacts(num_items, counts))
+        self.task = make_task(config, DataFacts(num_items, counts, store))
         self.task.reset_parameters(torch.Generator().manual_seed(derive_seed(seed, 0)))
         self.model = self.task.model.to(device)
         self.tables = EmbeddingTables(self.task.tables, self._make_table(), config.optimizer)

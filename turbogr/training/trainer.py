@@ -97,7 +97,7 @@ class Trainer:
         self.world = self.mesh.world
         self.split = Split.of(store, config.data.split)
         counts = partial(store.item_counts, self.split.train_end)
-        self.stepper = Stepper(config, store.num_items, device=device, mesh=self.mesh, counts=counts)
+        self.stepper = Stepper(config, store.num_items, device=device, mesh=self.mesh, counts=counts, store=store)
         self.task, self.model, self.tables = self.stepper.task, self.stepper.model, self.stepper.tables
         self.loader = Loader(
             store,
