@@ -122,3 +122,35 @@ def test_every_rank_knows_the_targets_of_the_step(num_ranks: int, store: Store) 
         part = make(store, rank=rank, num_ranks=num_ranks, with_step_targets=True).batch(0, 1)
         assert torch.equal(part.targets_of_step, whole.targets_of_step)
         assert make(store, rank=rank, num_ranks=num_ranks).batch(0, 1).step_targets is None
+
+
+def planned(store: Store, **options: object) -> Loader:
+    plan = {"batch_size": 6, "plan_ranks": 2, "plan_window": 4}
+    return make(store, batch_tokens=None, max_len=16, window="split", **plan, **options)
+
+
+def test_planned_steps_hold_every_input_once_and_are_resumed_exactly(store: Store) -> None:
+    straight = planned(store)
+    assert not straight.plan_is_refused
+    expected = names([*straight, *straight])
+    assert names(list(planned(store))) != names(list(make(store, batch_tokens=None, batch_size=6, max_len=16)))
+    epoch = [event for batch in planned(store) for event in batch.events.tolist()]
+    assert sorted(epoch) == sorted(event for batch in make(store, window="split") for event in batch.events.tolist())
+    for stop in (1, 7):
+        loader, seen = planned(store), []
+        for batch in loader:
+            seen.append(batch)
+            if len(seen) == stop:
+                break
+        resumed = planned(store)
+        resumed.load_state_dict(loader.state_dict())
+        assert names([*seen, *resumed, *resumed]) == expected
+
+
+@pytest.mark.parametrize("num_ranks", [2, 3, 5])
+def test_planned_steps_are_the_same_on_any_number_of_ranks(store: Store, num_ranks: int) -> None:
+    alone = planned(store)
+    ranks = [planned(store, rank=rank, num_ranks=num_ranks, balance="reallocate") for rank in range(num_ranks)]
+    for step in range(alone.num_batches(1)):
+        shares = [event for loader in ranks for event in loader.batch(1, step).events.tolist()]
+        assert sorted(shares) == sorted(alone.batch(1, step).events.tolist())

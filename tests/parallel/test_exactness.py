@@ -90,3 +90,13 @@ def test_ranks_draw_the_negatives_of_one_process(groups: int, members: int, stor
     np.testing.assert_allclose(many[0]["losses"], one["losses"], rtol=1e-5)
     for name, tensor in one["state"].items():
         np.testing.assert_allclose(many[0]["state"][name], tensor, rtol=1e-5, atol=3e-6, err_msg=name)
+
+
+def test_steps_planned_for_three_ranks_train_to_the_same_weights_on_two(store_path: Path, tmp_path: Path) -> None:
+    config = _config()
+    data = dataclasses.replace(config.data, batch_size=6, batch_tokens=None, plan_ranks=3, plan_window=2)
+    config = dataclasses.replace(config, data=data)
+    one = train_steps(config, store_path, tmp_path, 1, 4)
+    many = run_ranks(2, train_steps, config, store_path, tmp_path, 1, 4)
+    for name, tensor in one["state"].items():
+        np.testing.assert_allclose(many[0]["state"][name], tensor, rtol=1e-5, atol=3e-6, err_msg=name)

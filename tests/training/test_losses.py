@@ -46,3 +46,16 @@ def test_what_runs_early_changes_nothing(mode: Any, loss_config: Config, store: 
     early = final_tensors(pipelined, store, tmp_path / "early")
     for name, tensor in serial.items():
         assert tensor.equal(early[name]), name
+
+
+def test_stopping_and_resuming_planned_steps_changes_nothing(
+    config: Config, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = dataclasses.replace(config.data, batch_size=8, batch_tokens=None, plan_ranks=2, plan_window=3)
+    planned = dataclasses.replace(config, data=data, train=dataclasses.replace(config.train, epochs=2))
+    train(planned, store.path, tmp_path / "straight")
+    with monkeypatch.context() as patch:
+        stop_after(patch, 3)
+        assert train(planned, store.path, tmp_path / "stopped").status == "interrupted"
+    assert train(planned, store.path, tmp_path / "stopped", resume=True).status == "finished"
+    assert_same_end(planned, store, tmp_path / "straight", tmp_path / "stopped")

@@ -231,10 +231,16 @@ class DataConfig:
     uses all of them if none are named. `without_features` are left out.
 
     On several ranks this is the batch of all of them together.
+
+    `plan_ranks` plans `plan_window` steps at once, such that within each step this number of ranks finish at the same
+    time, also with few sequences per rank. It changes the batches, which then have `batch_size` sequences in the mean;
+    they are the same on any number of ranks.
     """
 
     batch_size: int | None = None
     batch_tokens: int | None = None
+    plan_ranks: int | None = None
+    plan_window: int = 32
     window: Literal["last", "split"] = "last"
     split: str | None = None
     repeated_targets: Literal["train", "skip"] | None = "train"
@@ -242,7 +248,12 @@ class DataConfig:
     without_features: tuple[str, ...] = ()
 
     def check(self) -> None:
-        positive(self, "batch_size", "batch_tokens")
+        positive(self, "batch_size", "batch_tokens", "plan_ranks", "plan_window")
+        if self.plan_ranks is not None and self.batch_tokens is not None:
+            raise UserError(
+                f"data.plan_ranks ({self.plan_ranks}) plans batches of sequences; set data.batch_size instead of "
+                f"data.batch_tokens ({self.batch_tokens}), or unset data.plan_ranks"
+            )
         if self.batch_size is not None and self.batch_tokens is not None:
             raise UserError(
                 f"set one of data.batch_size ({self.batch_size}) and data.batch_tokens ({self.batch_tokens}), not both"

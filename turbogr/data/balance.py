@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from turbogr.data.batching import batch_bounds, shuffled_order
 from turbogr.data.cost import CostModel, Float64Array
-from turbogr.data.partition import assign
+from turbogr.data.partition import assign, exchange
 from turbogr.data.vocabulary import Int64Array
 from turbogr.errors import UserError
 
@@ -119,10 +119,14 @@ def share_step(
     strategy: Strategy,
     cost: CostModel | None = None,
     speeds: Sequence[float] | Float64Array | None = None,
+    parts: Int64Array | None = None,
+    num_parts: int = 1,
 ) -> list[Int64Array]:
     """Share the sequences of one step, with `lengths` [n], between `world` ranks as `plan_steps` does.
 
-    `strategy` is not "auto". Returns the indices 0..n - 1 of each rank's sequences, ascending; a rank may get none.
+    `strategy` is not "auto". A step that was planned for `num_parts` ranks (`step_windows.py`) has the part [n] of each
+    sequence; ranks then take whole parts where that is more equal. Returns the indices 0..n - 1 of each rank's
+    sequences, ascending; a rank may get none.
 
     Raises:
         UserError: not as many speeds as ranks.
@@ -133,9 +137,10 @@ def share_step(
     owners = contiguous_owners(len(lengths), world)
     if strategy != "none" and world > 1:
         costs = lengths if strategy == "token-budget" else (cost or CostModel()).whole_costs(lengths)
-        balanced = assign(costs, lengths, ranks)
-        if _longest(balanced, costs, ranks) <= _longest(owners, costs, ranks):
-            owners = balanced
+        ways = [assign(costs, lengths, ranks), owners]
+        if parts is not None:
+            ways.insert(0, exchange(parts * world // num_parts, costs, lengths, ranks))
+        owners = min(ways, key=lambda way: _longest(way, costs, ranks))  # the first of equal ones
     ends = np.cumsum(np.bincount(owners, minlength=world))
     return np.split(np.argsort(owners, kind="stable"), ends[:-1])
 

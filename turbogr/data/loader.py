@@ -13,6 +13,7 @@ from turbogr.data.batching import Batch, plan_batches, training_batch, training_
 from turbogr.data.cost import CostModel
 from turbogr.data.repeats import RepeatedEvents
 from turbogr.data.split import Split
+from turbogr.data.step_windows import PlannedSteps, plan_windows
 from turbogr.data.store import Store
 from turbogr.data.vocabulary import Int64Array
 
@@ -24,6 +25,7 @@ class Loader:
     of it, possibly none of its sequences, and the lengths of all. How ranks share a batch is `balance`, with `cost` and
     `speeds` as in `turbogr.data.balance.plan_steps`. While a batch is being used, the position is already that of the
     next one, so a state saved then continues without repeating or skipping anything, on any number of ranks.
+    With `plan_ranks`, `plan_window` steps are planned together for that many ranks, by `plan_cost` (`step_windows.py`).
     With `skip_repeats`, a target that the user has had before does not count in the loss, and a sequence without any
     other target is left out. With `every_event`, batches have no targets: every training event is an input, with its
     actions. `with_step_targets` lets every rank also read the targets of the whole step. `columns` has
@@ -49,12 +51,16 @@ class Loader:
         balance: Strategy = "auto",
         cost: CostModel | None = None,
         speeds: Sequence[float] | None = None,
+        plan_ranks: int | None = None,
+        plan_window: int = 32,
+        plan_cost: CostModel | None = None,
         skip_repeats: bool = False,
         every_event: bool = False,
         with_step_targets: bool = False,
         columns: Mapping[str, str] | None = None,
     ) -> None:
         assert 0 <= rank < num_ranks, (rank, num_ranks)
+        assert plan_ranks is None or (batch_size is not None and shuffle), "planned are shuffled batches of sequences"
         assert not (every_event and (skip_repeats or with_step_targets)), "events without targets"
         self.rank, self.num_ranks = rank, num_ranks
         self.with_step_targets = with_step_targets
@@ -74,9 +80,10 @@ class Loader:
         self.cost = cost or CostModel()
         self.speeds = check_speeds(num_ranks, speeds if num_ranks > 1 else None)
         self.balance = resolve_strategy(balance, self.sequences.lengths, self.cost, batch_tokens)
+        self.plan_ranks, self.plan_window, self.plan_cost = plan_ranks, plan_window, plan_cost or CostModel()
         self.epoch = 0
         self.step = 0
-        self._plan: tuple[int, list[Int64Array]] | None = None
+        self._plan: tuple[int, list[Int64Array], PlannedSteps | None] | None = None
         self.plan(0)
 
     def _skip_repeats(self, repeated: RepeatedEvents) -> None:
@@ -107,31 +114,65 @@ class Loader:
 
     def plan(self, epoch: int) -> list[Int64Array]:
         """Return the sequences of every batch of `epoch`; the last epoch asked for is kept."""
+        return self._planned(epoch)[0]
+
+    def _planned(self, epoch: int) -> tuple[list[Int64Array], PlannedSteps | None]:
         cached = self._plan
         if cached is None or cached[0] != epoch:
-            batches = plan_batches(
-                self.sequences.lengths,
+            self._plan = cached = (epoch, *self._make_plan(epoch))
+        return cached[1:]
+
+    def _make_plan(self, epoch: int) -> tuple[list[Int64Array], PlannedSteps | None]:
+        lengths = self.sequences.lengths
+        if self.plan_ranks is not None:
+            assert self.batch_size is not None
+            windows = plan_windows(
+                lengths,
                 batch_size=self.batch_size,
-                batch_tokens=self.batch_tokens,
+                ranks=self.plan_ranks,
+                window=self.plan_window,
+                cost=self.plan_cost,
                 seed=self.seed,
                 epoch=epoch,
-                shuffle=self.shuffle,
             )
-            self._plan = cached = (epoch, batches)
-        return cached[1]
+            return [windows.step(step)[0] for step in range(len(windows))], windows
+        batches = plan_batches(
+            lengths,
+            batch_size=self.batch_size,
+            batch_tokens=self.batch_tokens,
+            seed=self.seed,
+            epoch=epoch,
+            shuffle=self.shuffle,
+        )
+        return batches, None
+
+    @property
+    def plan_is_refused(self) -> bool:
+        """Whether steps are as without `plan_ranks`, because planned ones would vary more in tokens."""
+        windows = self._planned(self.epoch)[1]
+        return windows is not None and windows.refused
 
     def num_batches(self, epoch: int) -> int:
         return len(self.plan(epoch))
 
     def batch(self, epoch: int, step: int) -> Batch:
         """Read this rank's part of batch `step` of `epoch`."""
-        return self._read(self.plan(epoch)[step])
+        batches, windows = self._planned(epoch)
+        return self._read(batches[step], None if windows is None else windows.step(step)[1])
 
-    def _read(self, chosen: Int64Array) -> Batch:
+    def _read(self, chosen: Int64Array, planned_parts: Int64Array | None = None) -> Batch:
         if self.num_ranks == 1:
             return training_batch(self.store, self.sequences, chosen, self.columns, self._repeated)
         lengths = self.sequences.lengths[chosen]
-        parts = share_step(lengths, world=self.num_ranks, strategy=self.balance, cost=self.cost, speeds=self.speeds)
+        parts = share_step(
+            lengths,
+            world=self.num_ranks,
+            strategy=self.balance,
+            cost=self.cost,
+            speeds=self.speeds,
+            parts=planned_parts,
+            num_parts=self.plan_ranks or 1,
+        )
         mine = training_batch(self.store, self.sequences, chosen[parts[self.rank]], self.columns, self._repeated)
         return dataclasses.replace(
             mine,

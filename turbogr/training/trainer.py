@@ -30,7 +30,7 @@ from turbogr.data.cost import CostModel
 from turbogr.data.loader import Loader
 from turbogr.data.split import Split
 from turbogr.data.store import Store
-from turbogr.errors import RankLost, UserError
+from turbogr.errors import Note, RankLost, UserError, warn_caller
 from turbogr.evaluation.job_pool import Interrupted
 from turbogr.evaluation.metric_info import one_per_family
 from turbogr.files import replace_text
@@ -112,6 +112,9 @@ class Trainer:
             balance=config.parallel.balance,
             cost=None if config.parallel.cost is None else CostModel(*config.parallel.cost),
             speeds=config.parallel.speeds,
+            plan_ranks=config.data.plan_ranks,
+            plan_window=config.data.plan_window,
+            plan_cost=None if config.data.plan_ranks is None else self._counted_cost(config.model.max_len),
             skip_repeats=config.data.repeated_targets == "skip",
             every_event=self.task.predicts_actions,
             with_step_targets=self.stepper.task.needs_step_targets,
@@ -124,6 +127,12 @@ class Trainer:
                 if not self.loader.num_targets_skipped
                 else f"all {self.loader.num_targets_skipped:,} training targets of {store.path} are items that the "
                 "user has had before, and data.repeated_targets=skip leaves them out; set data.repeated_targets=train"
+            )
+        if self.loader.plan_is_refused:
+            warn_caller(
+                f"data.plan_ranks={config.data.plan_ranks}: planned steps would vary more in tokens than random ones, "
+                "so steps are not planned; more sequences per rank (data.batch_size) help",
+                Note,
             )
         self.timeline = Timeline(self.world.rank, device)
         self.executor = make_executor(self.stepper, config.pipeline, self.timeline)
@@ -147,6 +156,12 @@ class Trainer:
         """About how many steps the run has; exact when batches are counted in sequences."""
         self.part = selecting_part(config, self.split)
         self.selected_by = f"{self.part} {config.evaluate.metric}, {self.task.describe_rule(config.evaluate)}"
+
+    def _counted_cost(self, max_len: int) -> CostModel:
+        """The cost of sequences in FLOPs: the same on every machine, so that batches are, too."""
+        half, whole = (self.task.flops(torch.tensor([length])).strict for length in (max_len, 2 * max_len))
+        b = max(0.0, (whole - 2 * half) / (2 * max_len**2))
+        return CostModel((half - b * max_len**2) / max_len, b)
 
     def state(self) -> dict[str, Any]:
         """Every tensor that a checkpoint holds, all updates of the steps so far done."""
