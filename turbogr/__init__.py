@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from turbogr.doctor import examine
     from turbogr.errors import UserError
     from turbogr.jagged import Jagged
+    from turbogr.ranker import load_ranker
     from turbogr.recommend import load
     from turbogr.report.page import write_report
     from turbogr.table_training import train
@@ -39,6 +40,7 @@ __all__ = [
     "examine",
     "load",
     "load_config",
+    "load_ranker",
     "prepare",
     "prepare_table",
     "recipe_names",
@@ -57,6 +59,7 @@ _ORIGINS = {
     "examine": "turbogr.doctor:examine",
     "load": "turbogr.recommend:load",
     "load_config": "turbogr.config:load_config",
+    "load_ranker": "turbogr.ranker:load_ranker",
     "prepare": "turbogr.data.prepare.preparation:prepare",
     "prepare_table": "turbogr.data.prepare.preparation:prepare_table",
     "recipe_names": "turbogr.config:recipe_names",

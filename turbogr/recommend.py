@@ -542,7 +542,7 @@ class Recommender:
         Raises:
             UserError: k is not a whole number of at least 1.
         """
-        _check_k(k)
+        check_k(k)
         most = self.store.num_items if num_candidates is None else max(1, num_candidates)
         if k > most:
             what = "items" if num_candidates is None else "candidates"
@@ -651,6 +651,7 @@ def _lists(parts: Sequence[Recommendations], places: Int64Array, num: int) -> li
     return lists
 
 
-def _check_k(k: Any) -> None:
+def check_k(k: Any) -> None:
+    """Raise UserError unless k is a whole number of at least 1."""
     if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
         raise UserError(f"k is {k!r}; give a whole number of items, at least 1")

@@ -14,6 +14,7 @@ from tests.stores import write_store
 from turbogr.config import (
     Config,
     DataConfig,
+    EvaluateConfig,
     ModelConfig,
     OptimizerConfig,
     RankingConfig,
@@ -98,5 +99,6 @@ def ranking_config(**changes: Any) -> Config:
         tables=tables,
         optimizer=OptimizerConfig(lr=5e-3),
         data=DataConfig(batch_size=16),
+        evaluate=EvaluateConfig(baselines=()),
         train=TrainConfig(epochs=2, log_every=3, tensorboard=False),
     )

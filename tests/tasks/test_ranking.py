@@ -18,7 +18,7 @@ from tests.tasks.ranking_store import TASKS, ranking_config, write_ranking_store
 from tests.training.test_pipeline import train_epochs, trainer_of, weights, with_pipeline
 from turbogr import machine
 from turbogr.config import Config, FeatureConfig, RankingTarget, dump_config, load_config
-from turbogr.data.action_counts import ActionCounts
+from turbogr.data.action_counts import ActionCounts, Values
 from turbogr.data.split import Split
 from turbogr.data.store import Store
 from turbogr.errors import UserError
@@ -45,7 +45,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
 @pytest.fixture(scope="module")
 def finished(store: Store, tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("ranking") / "run"
-    train(with_ranking(ranking_config(), counts=True), store.path, run)
+    train(with_ranking(ranking_config(), counts=True, delay=90), store.path, run)
     return run
 
 
@@ -61,6 +61,8 @@ def events_of(lengths: list[int]) -> Jagged:
 def test_a_query_sees_earlier_events_alone() -> None:
     events, times = events_of([3, 0, 2]), torch.tensor([5, 7, 7, 1, 2])
     assert earlier_events(events, times).tolist() == [0, 1, 1, 0, 1]
+    assert earlier_events(events, times, 1).tolist() == [0, 1, 1, 0, 0]
+    assert earlier_events(events, times, 2).tolist() == [0, 0, 0, 0, 0]
     layout = ranking_layout(events, *every_event(events, times))
     # The user, two events of history and three queries; a user alone; the user, one event and two queries.
     assert layout.offsets.tolist() == [0, 6, 7, 11]
@@ -194,15 +196,41 @@ def test_counts_are_those_of_earlier_events_and_of_items_in_training_alone(store
     clicks = np.asarray(store.features["action.click"].values, np.float64)
     users, items = np.repeat(np.arange(store.num_users), store.lengths), np.asarray(store.items, np.int64)
     times, until = np.asarray(store.times), int(np.quantile(store.times, 0.8))
-    counts = ActionCounts(store, ["click"], {"click": (0.4, 0.0)}, until)
-    found = counts.floats(users, items, times)
+    tab, tag = store.features["event.tab"], store.features["item.tag"]
+    counts = ActionCounts(store, ["click"], {"tab": tab, "tag": tag}, {"click": (0.4, 0.0)}, until)
+    tabs, (tags, lengths) = tab.table_rows(np.arange(len(items))), tag.table_row_lists(items)
+    found = counts.floats(users, items, times, {"tab": Values(tabs), "tag": Values(tags, lengths)})
+    assert found.shape == (store.num_events, ActionCounts.width(1, 2))
+    has_tag = np.zeros((len(items), 7))
+    np.add.at(has_tag, (np.repeat(np.arange(len(items)), lengths), tags), 1)
+    end = times.max() + 1
     for event in range(0, store.num_events, 7):
-        for column, mine, end in ((0, items == items[event], until), (2, users == users[event], times.max() + 1)):
-            before = mine & (times < min(times[event], end))
-            rate = (clicks[before].sum() + 4) / (before.sum() + 10)
-            wanted = [np.log1p(before.sum()) / 3, np.log(rate / (1 - rate)) - np.log(0.4 / 0.6)]
-            np.testing.assert_allclose(found[event, column : column + 2], wanted, atol=1e-5)
-    assert not counts.floats(np.array([-1]), np.array([-1]), times[-1:]).any()
+        mine = users == users[event]
+        before = times < times[event]
+        rate = (clicks[mine & before].sum() + 4) / ((mine & before).sum() + 10)
+        own_tags = np.repeat(np.arange(7), has_tag[event].astype(int))
+        groups = [
+            ([items == items[event]], until, 0.4),
+            ([mine], end, 0.4),
+            ([mine & (items == items[event])], end, rate),
+            ([tabs == tabs[event]], until, 0.4),
+            ([mine & (tabs == tabs[event])], end, rate),
+            ([has_tag[:, own] for own in own_tags], until, 0.4),
+            ([mine * has_tag[:, own] for own in own_tags], end, rate),
+        ]
+        for column, (members, until_here, prior) in enumerate(groups):
+            kept = [member * (times < min(times[event], until_here)) for member in members]
+            size = sum(float(each.sum()) for each in kept) / max(1, len(kept))
+            positive = sum(float((clicks * each).sum()) for each in kept) / max(1, len(kept))
+            of_group = (positive + 10 * prior) / (size + 10)
+            wanted = [np.log1p(size) / 3, np.log(of_group / (1 - of_group)) - np.log(prior / (1 - prior))]
+            np.testing.assert_allclose(found[event, 2 * column : 2 * column + 2], wanted, atol=1e-5)
+        gap = times[event] - times[mine & before].max() if (mine & before).any() else 0
+        known = [np.log1p(gap) / 8, float((mine & before).any())]
+        np.testing.assert_allclose(found[event, 14:], known, atol=1e-5)
+    nothing = {"tab": Values(np.zeros(1, np.int64)), "tag": Values(np.zeros(0, np.int64), np.zeros(1, np.int64))}
+    unknown = counts.floats(np.array([-1]), np.array([-1]), times[:1], nothing)
+    assert not unknown[0, :6].any() and not unknown[0, 14:].any(), "an unknown user and item have had nothing"
 
 
 def test_every_table_and_parameter_is_learnt(store: Store, tmp_path: Path) -> None:

@@ -229,6 +229,7 @@ def _write(
     rule = opened.task.rule(opened.config.evaluate)
     metrics = {name: system.metrics for name, system in measured.items()}
     errors = {name: system.standard_errors for name, system in measured.items() if system.standard_errors}
+    details = {name: system.details for name, system in measured.items() if system.details}
     covered = {} if coverage is None else {args.part: dataclasses.asdict(coverage)}
     write_evaluation(
         target,
@@ -242,6 +243,7 @@ def _write(
         both_ways={
             name: {**earlier.get(name, {}), args.part: systems} for name, systems in _both_ways(measured).items()
         },
+        details={**earlier.get("details", {}), **({args.part: details} if details else {})},
         **head,
     )
     if not standard:

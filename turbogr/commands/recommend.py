@@ -6,7 +6,7 @@ import argparse
 import csv
 import json
 import sys
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
@@ -21,8 +21,10 @@ from tqdm import tqdm
 
 from turbogr.commands._device_option import add_device_option
 from turbogr.commands._plugins_option import add_plugins_option
+from turbogr.commands._request_files import FORMATS as TABLES
 from turbogr.commands._request_files import delimiter_of, read_items, read_table
 from turbogr.data.event_table import NamedColumns, find_column
+from turbogr.data.prepare.columns import usual_columns
 from turbogr.errors import UserError, did_you_mean, one_line
 from turbogr.files import atomic_file, check_writable
 
@@ -43,7 +45,8 @@ def add_parser(subparsers: Any) -> None:
         "recommend",
         help="write recommendations of a trained run",
         description="Write the best items of every user of the run's store, or of the users in a file. Columns: "
-        "user_id, item_id, rank (from 1), score, and title where the store has titles.",
+        "user_id, item_id, rank (from 1), score, and title where the store has titles. A ranking run sorts the "
+        "candidates that --candidates names, and adds a column with its prediction for each task.",
     )
     parser.add_argument("folder", metavar="RUN", type=Path, help="run folder, as written by `turbogr train`")
     parser.add_argument("--out", metavar="FILE", type=Path, required=True, help="a .parquet, .csv or .jsonl file")
@@ -68,6 +71,26 @@ def add_parser(subparsers: Any) -> None:
         help="recommend these items alone: one id per line, or a file with an item column",
     )
     parser.add_argument("--exclude-items", metavar="FILE", type=Path, help="never recommend these items")
+    parser.add_argument(
+        "--candidates",
+        metavar="FILE|RUN",
+        type=Path,
+        help="rank these alone: a .csv, .tsv, .parquet or .jsonl file with a user and an item column (for a ranking "
+        "run maybe a time and features of events), or items alone, for every user. For a ranking run also a run that "
+        "recommends items, which finds the candidates first",
+    )
+    parser.add_argument(
+        "--num-candidates",
+        metavar="N",
+        type=int,
+        default=500,
+        help="how many candidates per user the run of --candidates finds (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--by",
+        metavar="TASK=W,...",
+        help="what a ranking run sorts by: its tasks and their weights (default: its first task)",
+    )
     for role in ("user", "item", "time"):
         parser.add_argument(f"--{role}-column", metavar="NAME", help=f"the {role} column of these files")
     parser.add_argument(
@@ -102,12 +125,12 @@ def run(args: argparse.Namespace) -> int:
             f"{did_you_mean(args.out.suffix, FORMATS)}"
         )
     check_writable(args.out, "--out")
-    for name in ("users", "histories", "include_items", "exclude_items"):
+    for name in ("users", "histories", "include_items", "exclude_items", "candidates"):
         path = getattr(args, name)
         if path is not None and path.exists() and args.out.exists() and path.samefile(args.out):
             option = f"--{name.replace('_', '-')}"
             raise UserError(f"--out {args.out} would replace the file that {option} reads; write to another")
-    for name in ("k", "batch_size"):
+    for name in ("k", "batch_size", "num_candidates"):
         value = getattr(args, name)
         if value is not None and value < 1:
             raise UserError(f"--{name.replace('_', '-')} is {value}; give at least 1")
@@ -115,10 +138,24 @@ def run(args: argparse.Namespace) -> int:
         raise UserError("--users names users of the store and --histories brings its own; leave one of them out")
     users = None if args.users is None else read_users(args.users, args.user_column)
     histories = None if args.histories is None else read_table(args.histories, "--histories")
-    lists_of_items = {
+    lists_of_items: dict[str, Any] = {
         name: None if path is None else read_items(path, f"--{name}-items", args.item_column)
         for name, path in (("include", args.include_items), ("exclude", args.exclude_items))
     }
+
+    from turbogr.runs import RunFolder
+    from turbogr.tasks import task_class
+
+    if task_class(RunFolder.open(args.folder).settings().get("task", "retrieval")).predicts_actions:
+        return rank_candidates(args, users)
+    if args.by is not None:
+        raise UserError(f"--by is for ranking runs, and {args.folder} recommends items by one score; leave it out")
+    if args.candidates is not None:
+        _add_candidates(args, lists_of_items)
+        if "include_by_user" in lists_of_items and users is None and histories is None:
+            pairs = lists_of_items["include_by_user"]
+            column = _user_column(args.candidates, pairs.schema.names, args.user_column)
+            users = list(dict.fromkeys(pairs.column(column).to_pylist()))
 
     from turbogr.recommend import load
 
@@ -130,7 +167,7 @@ def run(args: argparse.Namespace) -> int:
             k=args.k,
             users=users,
             histories=histories,
-            filter_seen=args.filter_seen,
+            filter_seen=False if args.filter_seen is None and args.candidates is not None else args.filter_seen,
             at=args.at,
             unknown="warn" if args.skip_unknown else None,
             batch_size=args.batch_size,
@@ -154,10 +191,115 @@ def run(args: argparse.Namespace) -> int:
     print(f"{num_rows:,} recommendations written to {args.out}{computed}", file=sys.stderr)
     if num_empty:
         why = "they have seen every item; --include-seen recommends these again"
-        if args.include_items is not None or args.exclude_items is not None:
+        if args.candidates is not None:
+            why = "none of their candidates is known"
+        elif args.include_items is not None or args.exclude_items is not None:
             why = "no candidate is left that they have not seen"
         print(f"{num_empty:,} users have no row: {why}", file=sys.stderr)
     return 0
+
+
+def _add_candidates(args: argparse.Namespace, lists_of_items: dict[str, Any]) -> None:
+    """Restrict what a recommender may return to the candidates of a file."""
+    if args.candidates.is_dir():
+        raise UserError(
+            f"--candidates {args.candidates} is a folder; candidates of a run are for a ranking run, and {args.folder} "
+            "finds items itself. Name the ranking run as RUN, or give a file of candidates"
+        )
+    if args.include_items is not None:
+        raise UserError("--include-items and --candidates both say which items may come; leave one of them out")
+    table = _pairs(args.candidates, args.user_column, args.item_column)
+    if table is None:
+        lists_of_items["include"] = read_items(args.candidates, "--candidates", args.item_column)
+    else:
+        lists_of_items["include_by_user"] = table
+
+
+def _pairs(path: Path, user_column: str | None, item_column: str | None) -> pa.Table | None:
+    """Return the table of a file of candidates, None where it has items alone."""
+    if path.suffix.lower() not in TABLES:
+        return None
+    table = read_table(path, "--candidates")
+    alone = len(table.schema.names) == 1 or (user_column is None and not usual_columns("user", table.schema.names))
+    if not alone:
+        return table
+    if len(table.schema.names) > 1:
+        raise UserError(
+            f"which column of {path} has the users? Name it with --user-column, or give a file with the item column "
+            f"alone. Columns: {', '.join(table.schema.names)}"
+        )
+    return None
+
+
+def rank_candidates(args: argparse.Namespace, users: list[Any] | None) -> int:
+    """Rank the candidates of a file, or those that another run finds, with a ranking run; return the exit status."""
+    if args.candidates is None:
+        raise UserError(
+            f"{args.folder} is a ranking run, which sorts given candidates: add --candidates FILE with a user and an "
+            "item per record, or --candidates RUN, a run that finds them"
+        )
+    for name in ("histories", "include_items", "exclude_items", "item_columns"):
+        if getattr(args, name):
+            raise UserError(f"--{name.replace('_', '-')} is not for ranking runs; leave it out")
+    from turbogr.ranker import load_ranker
+
+    by = _weights(args.by)
+    source, table = None, None
+    if args.candidates.is_dir():
+        from turbogr.recommend import load
+
+        source = load(args.candidates, plugins=args.plugins, device=args.device)
+    elif args.filter_seen is not None:
+        raise UserError("--include-seen and --exclude-seen are for candidates that a run finds; leave them out")
+    else:
+        table = _pairs(args.candidates, args.user_column, args.item_column)
+    ranker = load_ranker(args.folder, data=args.data, which=args.which, plugins=args.plugins, device=args.device)
+    ranker.weights(by)
+    with tqdm(desc="ranking", unit="user", delay=2, leave=False, disable=None) as bar:
+        if source is not None:
+            found = source.recommend_batches(
+                k=args.num_candidates,
+                users=users,
+                filter_seen=args.filter_seen,
+                at=args.at,
+                unknown="warn" if args.skip_unknown else None,
+                batch_size=args.batch_size,
+            )
+            bar.total = source.store.num_users if users is None else len(users)
+            lists = ranker.rerank(found, args.k, by=by, at=args.at, progress=bar.update)
+            text_users = source.store.user_ids.is_text
+        elif table is not None:
+            if users is not None:
+                raise UserError("--users and a file of candidates with users both say who is asked for; omit --users")
+            columns = NamedColumns(args.user_column, args.item_column, args.time_column)
+            lists = ranker.rank_batches(table, args.k, by=by, at=args.at, columns=columns, progress=bar.update)
+            text_users = _has_text_users(table, args.user_column, ranker.store)
+        else:
+            items = read_items(args.candidates, "--candidates", args.item_column)
+            lists = ranker.rank_items(users, items, args.k, by=by, at=args.at, progress=bar.update)
+            text_users = ranker.store.user_ids.is_text
+        text_ids = (text_users or ranker.store.user_ids.is_text, ranker.store.item_ids.is_text)
+        num_rows, num_empty = write_recommendations(
+            args.out, lists, *text_ids, predictions=list(ranker.task.ranking.tasks)
+        )
+    print(f"{num_rows:,} ranked candidates written to {args.out}", file=sys.stderr)
+    if num_empty:
+        print(f"{num_empty:,} users have no row: they have no candidate", file=sys.stderr)
+    return 0
+
+
+def _weights(text: str | None) -> dict[str, float] | None:
+    """Return the weights of tasks in a text such as click=1,stay=0.5; a task alone has 1."""
+    if text is None:
+        return None
+    weights = {}
+    for part in text.split(","):
+        name, equals, value = part.partition("=")
+        try:
+            weights[name.strip()] = float(value) if equals else 1.0
+        except ValueError:
+            raise UserError(f"--by has '{part}'; give tasks and weights, such as is_click=1,long_view=0.5") from None
+    return weights
 
 
 def _has_text_users(histories: pa.Table, named: str | None, store: Store) -> bool:
@@ -245,11 +387,12 @@ def write_recommendations(
     text_users: bool,
     text_items: bool,
     about: Callable[[NDArray[Any]], dict[str, pa.Array]] = lambda items: {},
+    predictions: Sequence[str] = (),
 ) -> tuple[int, int]:
     """Write lists to a .parquet, .csv or .jsonl file as they come; return the number of rows and of users without any.
 
-    `about` returns columns about raw items by name. The file is replaced when it is complete; until then, and after a
-    failure, an older file of that name stays.
+    `about` returns columns about raw items by name; `predictions` are tasks whose values the lists have. The file is
+    replaced when it is complete; until then, and after a failure, an older file of that name stays.
     """
     schema = pa.schema(
         {
@@ -261,11 +404,14 @@ def write_recommendations(
     )
     for name, column in about(np.zeros(0, object if text_items else np.int64)).items():
         schema = schema.append(pa.field(name, column.type))
+    for name in predictions:
+        schema = schema.append(pa.field(name, pa.float32()))
     num_rows = num_empty = 0
     with closing(lists), atomic_file(path) as aside, _WRITERS[path.suffix](aside, schema) as write:
         for some in lists:
             columns: list[Any] = [some.user_ids, some.item_ids, some.positions, some.scores]
             columns += about(some.item_ids).values()
+            columns += [getattr(some, "predictions", {})[name].astype(np.float32) for name in predictions]
             arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
             write(pa.record_batch(arrays, schema=schema))
             num_rows += len(some.positions)
@@ -307,12 +453,12 @@ def _jsonl(path: Path, schema: pa.Schema) -> Iterator[Write]:
     with path.open("w", encoding="utf-8", newline="\n") as file:
 
         def write(batch: pa.RecordBatch) -> None:
-            scores = batch.column("score").to_numpy().astype(str).tolist()  # the shortest exact digits
             rows = batch.to_pylist()
-            lines = [
-                json.dumps({**row, "score": float(score)}, ensure_ascii=False, default=str)
-                for row, score in zip(rows, scores, strict=True)
-            ]
+            for name in (field.name for field in schema if field.type == pa.float32()):
+                digits = batch.column(name).to_numpy().astype(str).tolist()  # the shortest exact ones
+                for row, value in zip(rows, digits, strict=True):
+                    row[name] = float(value)
+            lines = [json.dumps(row, ensure_ascii=False, default=str) for row in rows]
             file.write("".join(f"{line}\n" for line in lines))
 
         yield write

@@ -31,7 +31,8 @@ class RankingConfig:
     share of the users' and items' vectors by that of an unknown one in training, so that the model learns what to do
     with new ones. `action_dim` is the width of each action's vector, `hidden` that of the MLPs (unset: model.dim).
     With `counts` the model sees how often an item and a user have occurred before, and the rate of each task's action
-    among these events. `statistics` are mean and standard deviation of each action in training, `counts_until` is when
+    among these events, also of the user with each category. What was done is seen after `delay` seconds.
+    `statistics` are mean and standard deviation of each action in training, `counts_until` is when
     training ends (both unset: from the data).
     """
 
@@ -46,6 +47,7 @@ class RankingConfig:
     hidden: int | None = None
     counts: bool = False
     counts_until: int | None = None
+    delay: int = 0
     statistics: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def check(self) -> None:
@@ -53,6 +55,8 @@ class RankingConfig:
         between(self, 0.0, 1.0, "id_dropout")
         if self.id_dropout >= 1.0:
             raise UserError(f"ranking.id_dropout must be below 1, got {self.id_dropout}")
+        if self.delay < 0:
+            raise UserError(f"ranking.delay must not be negative, got {self.delay}; give seconds, or 0")
         if not self.tasks:
             raise UserError(
                 "the task 'ranking' needs something to predict; name it, such as ranking.tasks.click.action=is_click"

@@ -110,7 +110,7 @@ def read_event_table(
     codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
     lengths = np.bincount(codes, minlength=len(encoded.dictionary)).astype(np.int64)
     requests = request_times(at, len(lengths))
-    ticks, per_second = (np.arange(len(codes)), 1) if time is None else _read_times(table, time)
+    ticks, per_second = (np.arange(len(codes)), 1) if time is None else read_times(table, time)
     order = np.lexsort((ticks, codes))  # stable: the order of the records decides between equal times
     positions = store.manifest.times == "positions"
     by_order = positions or time is None
@@ -150,8 +150,12 @@ def _spaced(lengths: Int64Array, requests: Sequence[int] | None, typical: Typica
     return np.concatenate(parts)
 
 
-def _read_times(table: Any, name: str) -> tuple[Int64Array, int]:
-    """Return a column of times in ticks, and how many there are in a second."""
+def read_times(table: Any, name: str) -> tuple[Int64Array, int]:
+    """Return a column of times in ticks, and how many there are in a second.
+
+    Raises:
+        UserError: a time cannot be read.
+    """
     values = as_arrow(table, [name]).column(0).combine_chunks()
     form = detect_form(values, name, "auto", None)
     while True:

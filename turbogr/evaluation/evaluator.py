@@ -213,12 +213,14 @@ def write_evaluation(
     standard_errors: Mapping[str, Mapping[str, Metrics]] | None = None,
     coverage: Mapping[str, Any] | None = None,
     both_ways: Mapping[str, Mapping[str, Mapping[str, Metrics]]] | None = None,
+    details: Mapping[str, Mapping[str, Any]] | None = None,
 ) -> None:
     """Write evaluation.json: `parts` maps "test" and "valid" to metrics of "model" and of each baseline.
 
     `standard_errors` has the form of `parts`; `coverage` has the model's `Coverage` by part. `rule` is what
     `Task.rule` returns, and "filter_last" if only the newest items were filtered. `both_ways` maps
     "parts_exclude_seen" and "parts_include_seen" to what `parts` is without and with seen items among the candidates.
+    `details` has, in the form of `parts`, what a task that predicts actions shows of them.
     """
     record = {
         "step": step,
@@ -228,6 +230,7 @@ def write_evaluation(
         "standard_errors": dict(standard_errors or {}),
         "coverage": dict(coverage or {}),
         **(both_ways or {}),
+        **({"details": details} if details else {}),
         "num_users": num_users,
         "skipped": dict(skipped or {}),
         "rule": dict(rule or {}),

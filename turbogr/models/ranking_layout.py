@@ -66,7 +66,7 @@ def ranking_layout(events: Jagged, is_history: Tensor, is_query: Tensor, sees: T
     return RankingLayout(history, queries, order, offsets, visible, query_rows, user[queries])
 
 
-def every_event(events: Jagged, times: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def every_event(events: Jagged, times: Tensor, delay: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     """Every event is a query that sees the events at earlier times: `is_history`, `is_query`, `sees`.
 
     The last event of a sequence is no history, as nobody sees it.
@@ -74,21 +74,25 @@ def every_event(events: Jagged, times: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     is_query = torch.ones(events.num_values, dtype=torch.bool)
     is_history = is_query.clone()
     is_history[events.offsets[1:][events.lengths > 0] - 1] = False
-    return is_history, is_query, earlier_events(events, times)
+    return is_history, is_query, earlier_events(events, times, delay)
 
 
-def last_events(events: Jagged, times: Tensor, num_candidates: int) -> tuple[Tensor, Tensor, Tensor]:
+def last_events(events: Jagged, times: Tensor, num_candidates: int, delay: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     """The last events of every sequence are candidates, which see the history at earlier times and not each other."""
     lengths = events.lengths.repeat_interleave(events.lengths)
     history = (lengths - num_candidates).clamp(min=0)
     is_query = events.positions() >= history
-    return ~is_query, is_query, torch.minimum(history, earlier_events(events, times))
+    return ~is_query, is_query, torch.minimum(history, earlier_events(events, times, delay))
 
 
-def earlier_events(events: Jagged, times: Tensor) -> Tensor:
-    """Return how many events of its sequence are before each event in time, [T]; those of the same second are not."""
-    position = events.positions()
-    starts_new = torch.ones(events.num_values, dtype=torch.bool)
-    starts_new[1:] = (times[1:] != times[:-1]) | (position[1:] == 0)
-    first = torch.where(starts_new, torch.arange(events.num_values), 0)
-    return position[torch.cummax(first, 0).values] if events.num_values else position
+def earlier_events(events: Jagged, times: Tensor, delay: int = 0) -> Tensor:
+    """Return how many events of its sequence are more than `delay` seconds before each event, [T].
+
+    Those of the same second are not. Times of a sequence do not fall.
+    """
+    if not events.num_values:
+        return events.positions()
+    first, last = int(times.min()), int(times.max())
+    starts = events.row_index() * (last - first + 1)
+    until = (times - delay - first).clamp(min=0)
+    return torch.searchsorted(starts + times - first, starts + until) - events.offsets[events.row_index()]

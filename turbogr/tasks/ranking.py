@@ -17,12 +17,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from turbogr.config import Config, EvaluateConfig, RankingConfig
-from turbogr.data.action_counts import ActionCounts
+from turbogr.data.action_counts import ActionCounts, Values
 from turbogr.data.batching import Batch
 from turbogr.data.feature_values import FeatureValues
 from turbogr.data.split import Split
 from turbogr.data.store import Store
 from turbogr.errors import UserError, did_you_mean
+from turbogr.evaluation.action_baselines import BASELINES, measure_action_baselines, refused_action_baselines
 from turbogr.evaluation.action_evaluation import (
     ActionEvaluation,
     HeldOutActions,
@@ -31,6 +32,7 @@ from turbogr.evaluation.action_evaluation import (
     measure_actions,
 )
 from turbogr.evaluation.metric_info import MetricInfo
+from turbogr.evaluation.user_positions import Measured
 from turbogr.jagged import Jagged
 from turbogr.layers.block import Block
 from turbogr.models.feature_tower import Feature, mean_of_rows
@@ -70,8 +72,11 @@ class RankingTask(Task):
         own = {owner: [Feature(owner, "", t, widths[t], owner=owner)] for owner, t, used in ids if used}
         self.item_features = own.get("item", []) + [f for f in self.features if f.owner != "user"]
         self.user_features = own.get(USER, []) + [f for f in self.features if f.owner == "user"]
+        # Features of which the model sees what was done with their values.
+        self._counted = [f for f in self.features if f.owner != "user" and f.table is not None and "." in f.column]
         if self.ranking.counts:
-            self.item_features.append(_counts_feature(self.ranking))
+            width = ActionCounts.width(len(set(self.ranking.actions.values())), len(self._counted))
+            self.item_features.append(Feature(COUNTS, "", None, width, "number"))
         self._store = data.store
         self._counts: tuple[str, ActionCounts] | None = None
         actions = dict.fromkeys([*self.ranking.actions.values(), *self.ranking.input_actions])
@@ -157,10 +162,12 @@ class RankingTask(Task):
             until = self.ranking.counts_until
             assert until is not None, "resolve the config first"
             actions = list(dict.fromkeys(self.ranking.actions.values()))
-            counts = ActionCounts(store, actions, self.ranking.statistics, until)
+            columns = {feature.name: store.features[feature.column] for feature in self._counted}
+            counts = ActionCounts(store, actions, columns, self.ranking.statistics, until, self.ranking.delay)
             self._counts = store.manifest.content_hash, counts
-        users = batch.users.repeat_interleave(batch.items.lengths)
-        floats = self._counts[1].floats(users.numpy(), batch.items.values.numpy(), batch.times.numpy())
+        users = batch.users.repeat_interleave(batch.items.lengths).numpy()
+        values = {feature.name: _category_values(batch.features[feature.name]) for feature in self._counted}
+        floats = self._counts[1].floats(users, batch.items.values.numpy(), batch.times.numpy(), values)
         return dataclasses.replace(batch, features={**batch.features, COUNTS: torch.from_numpy(floats)})
 
     def ids(self, batch: Batch) -> BatchIds:
@@ -186,9 +193,10 @@ class RankingTask(Task):
 
     def layout(self, batch: Batch) -> RankingLayout:
         """Return the tokens of a training batch, which is in host memory."""
+        delay = self.ranking.delay
         if self.ranking.supervision == "every":
-            return ranking_layout(batch.items, *every_event(batch.items, batch.times))
-        return ranking_layout(batch.items, *last_events(batch.items, batch.times, self.ranking.candidates))
+            return ranking_layout(batch.items, *every_event(batch.items, batch.times, delay))
+        return ranking_layout(batch.items, *last_events(batch.items, batch.times, self.ranking.candidates, delay))
 
     def loss(self, sets: WorkingSets, batch: Batch, step: int, *, seed: int | None) -> Tensor:
         layout = self.layout(batch.at_hand).to(batch.items.values.device)
@@ -363,8 +371,32 @@ class RankingTask(Task):
         )
         return measure_actions(held_out, found, warn=final)
 
+    @staticmethod
+    def baseline_names() -> list[str]:
+        return list(BASELINES)
+
     def baselines(self, store: Store, split: Split, part: str, **options: Any) -> dict[str, Metrics]:
-        return {}
+        measured = self.measure_baselines(store, split, part, **options)
+        return {name: system.metrics for name, system in measured.items()}
+
+    def measure_baselines(
+        self,
+        store: Store,
+        split: Split,
+        part: str,
+        *,
+        final: bool = False,
+        should_stop: Callable[[], bool] | None = None,
+        **options: Any,
+    ) -> dict[str, Measured]:
+        names = self.config.evaluate.baselines
+        measured = measure_action_baselines(
+            store, split, part, self.ranking.tasks, self.columns, names=names, should_stop=should_stop
+        )
+        return {name: Measured.of(found) for name, found in measured.items()}
+
+    def refused_baselines(self, store: Store, split: Split) -> dict[str, str]:
+        return refused_action_baselines(self.config.evaluate.baselines)
 
 
 def _section(config: Config) -> RankingConfig:
@@ -445,8 +477,10 @@ def end_of_training(store: Store, split: Split) -> int:
     return latest + 1
 
 
-def _counts_feature(ranking: RankingConfig) -> Feature:
-    return Feature(COUNTS, "", None, ActionCounts.width(list(dict.fromkeys(ranking.actions.values()))), "number")
+def _category_values(values: FeatureValues) -> Values:
+    if isinstance(values, Jagged):
+        return Values(values.values.numpy(), values.lengths.numpy())
+    return Values(values.numpy())
 
 
 def _weights(module: torch.nn.Module) -> int:

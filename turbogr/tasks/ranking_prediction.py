@@ -89,7 +89,12 @@ def predict_requests(
     jobs = [slice(first, last) for first, last in pairwise(bounds)]
 
     def predict(chosen: slice, step: Step) -> NDArray[np.float64]:
-        return _predict(task, tables, store, request_batch(store, pieces, chosen, task.columns, task.model.max_len))
+        return _predict(
+            task,
+            tables,
+            store,
+            request_batch(store, pieces, chosen, task.columns, task.model.max_len, task.ranking.delay),
+        )
 
     workers = None if task.device.type == "cpu" else 1
     found = list(run_jobs(predict, jobs, num_workers=workers))
@@ -120,7 +125,7 @@ def _block_batch(task: RankingTask, store: Store, blocks: EventBlocks, chosen: s
     is_query = batch.items.positions() >= own
     is_history = torch.ones_like(is_query)
     is_history[batch.items.offsets[1:] - 1] = False
-    return QueryBatch(batch, is_history, is_query, earlier_events(batch.items, batch.times))
+    return QueryBatch(batch, is_history, is_query, earlier_events(batch.items, batch.times, task.ranking.delay))
 
 
 def _predict(task: RankingTask, tables: Mapping[str, Tensor], store: Store, queries: QueryBatch) -> NDArray[np.float64]:

@@ -94,7 +94,7 @@ def window_start(ends: Int64Array, max_len: int) -> Int64Array:
 
 
 def request_batch(
-    store: Store, requests: RankingRequests, chosen: slice, columns: Mapping[str, str], max_len: int
+    store: Store, requests: RankingRequests, chosen: slice, columns: Mapping[str, str], max_len: int, delay: int = 0
 ) -> QueryBatch:
     """Read the histories and candidates of some requests; candidates follow the history of their request."""
     users, ends = requests.users[chosen], requests.ends[chosen]
@@ -127,7 +127,7 @@ def request_batch(
     features = _features(store, columns, items, shown, is_history, given)
     # Only what was known at the time of the request is seen.
     row = np.repeat(np.arange(len(users)), total)
-    before = is_history & (times < np.repeat(requests.times[chosen], total))
+    before = is_history & (times < np.repeat(requests.times[chosen] - delay, total))
     sees = np.bincount(row[before], minlength=len(users))[row]
     tensor = torch.from_numpy(times)
     batch = Batch(

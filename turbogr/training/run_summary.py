@@ -92,6 +92,7 @@ def write_summary(
         "baseline_standard_errors": {name: system.standard_errors for name, system in baselines.items()},
         "baselines_refused": trained.task.refused_baselines(store, split),
         "coverage": None if coverage is None else dataclasses.asdict(coverage),
+        **_details(delivered, baselines),
         "num_users": result.num_users,
         "protocol": {
             **_seen(config, trained.folder),
@@ -149,6 +150,13 @@ def _both_ways(model: Measured, baselines: Mapping[str, Measured]) -> dict[str, 
         "baselines_exclude_seen": {name: system.metrics_exclude_seen for name, system in baselines.items()},
         "baselines_include_seen": {name: system.metrics_include_seen for name, system in baselines.items()},
     }
+
+
+def _details(model: Measured, baselines: Mapping[str, Measured]) -> dict[str, Any]:
+    """What a task that predicts actions has to show of them, by system and by what it predicts."""
+    found = {"model": model.details, **{name: system.details for name, system in baselines.items()}}
+    kept = {name: details for name, details in found.items() if details}
+    return {"details": kept} if kept else {}
 
 
 def _seen(config: Config, folder: RunFolder) -> dict[str, Any]:
