@@ -222,7 +222,7 @@ def _measure_binary(labels: Floats, p: Floats, users: Int64Array) -> tuple[dict[
         "gauc_events": by_user.num_events,
         "one_class_users": by_user.num_one_class,
         "roc": am.roc_points(labels, p),
-        "calibration": [list(found) for found in am.calibration_bins(labels, p, users)],
+        "calibration": _bins(labels, p, users),
     }
     return values, about
 
@@ -238,9 +238,15 @@ def _measure_numbers(
     about = {
         "num_events": len(labels),
         "mean": float(labels.mean()) if len(labels) else None,
-        "calibration": [list(found) for found in am.calibration_bins(labels, predicted, users)],
+        "calibration": _bins(labels, predicted, users),
     }
     return values, about
+
+
+def _bins(labels: Floats, predicted: Floats, users: Int64Array) -> list[list[float | None]]:
+    """Return `calibration_bins` as JSON has them: an error that is not known, of a single user, is null."""
+    bins = am.calibration_bins(labels, predicted, users)
+    return [[value if math.isfinite(value) else None for value in found] for found in bins]
 
 
 def _undefined(measured: str, value: am.Value, about: Mapping[str, Any]) -> str | None:

@@ -62,7 +62,7 @@ def _loss(run: RunData) -> Figure:
     caption = f"{skipped} recorded losses were not finite and are left out." if skipped else ""
     if curve.low is not None:
         caption = f"Mean of neighbouring records; the band is from the lowest to the highest of them. {caption}".strip()
-    name = str(run.setting("loss", "name") or "").replace("-", " ")
+    name = "" if run.config.get("task") == "ranking" else str(run.setting("loss", "name") or "").replace("-", " ")
     return line_figure([curve], "Training loss", Axis("step"), Axis(name), caption=caption)
 
 

@@ -21,6 +21,7 @@ from turbogr.errors import UserError
 from turbogr.files import check_writable, replace_text
 from turbogr.plot import STYLE
 from turbogr.report import comparison, wording
+from turbogr.report.actions_section import actions
 from turbogr.report.comparison import Comparison
 from turbogr.report.data_section import data
 from turbogr.report.groups_section import groups
@@ -38,6 +39,7 @@ SECTIONS: tuple[SectionBuilder, ...] = (
     headline,
     recommendations,
     metrics,
+    actions,
     groups,
     learning,
     data,

@@ -18,7 +18,7 @@ _EARLIEST_DATE = 10**8  # smaller times are not seconds since 1970 but a count o
 
 def recommendations(run: RunData) -> Section | None:
     """Some users' histories, next items and recommendations; None if the run's task recommends nothing."""
-    if run.samples is None and (run.path / "evaluation.json").exists():
+    if run.samples is None and ((run.path / "evaluation.json").exists() or run.predicts_actions):
         return None  # `turbogr evaluate` writes samples.json beside it for a task that recommends
     titles = _titles(run)
     described = _descriptions(run)

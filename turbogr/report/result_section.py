@@ -69,14 +69,14 @@ def _result(run: RunData, scores: Scores) -> dict[str, Any]:
         "value": wording.metric_value(metric, value),
         "after": after,
         "interval": _interval(metric, value, scores.margin(scores.main, metric.name)),
-        "part": part_name(scores.part),
+        "part": part_name(scores.part, run),
         "num_users": None if scores.num_users is None else wording.count(scores.num_users),
         "comparisons": comparisons[:_MOST_COMPARISONS],
         "others": len(comparisons[_MOST_COMPARISONS:]),
         "not_beaten": [entry["name"] for entry in comparisons if not entry["better"]],
         "unsure": _unsure(scores, metric, names),
         "protocol": _protocol(run),
-        "figure": _bars(run, scores, metric, f"{metric.title} on the {part_name(scores.part)}"),
+        "figure": _bars(run, scores, metric, f"{metric.title} on the {part_name(scores.part, run)}"),
     }
 
 
@@ -146,7 +146,7 @@ def _latest(run: RunData) -> Record | None:
             return {
                 "metric": metric.title,
                 "value": wording.metric_value(metric, values[metric.name]),
-                "part": part_name(str(record.get("part", ""))),
+                "part": part_name(str(record.get("part", "")), run),
                 "step": wording.count(record["step"]),
             }
     return None
@@ -209,7 +209,7 @@ def _part(run: RunData, scores: Scores) -> dict[str, Any]:
             "where its interval has 0 in it, it may be chance."
         )
     return {
-        "part": part_name(scores.part),
+        "part": part_name(scores.part, run),
         "num_users": None if scores.num_users is None else wording.count(scores.num_users),
         "table": metric_table(run, scores, first, differences=has_differences),
         "all": metric_table(run, scores, scores.metrics) if len(scores.metrics) > len(first) else None,

@@ -114,6 +114,11 @@ class RunData:
                 self.problems.append(wording.sentence(f"no titles: {error}"))
             return None
 
+    @property
+    def predicts_actions(self) -> bool:
+        """Whether what was measured are predicted actions, not recommended items."""
+        return bool((self.evaluation or {}).get("details"))
+
     def setting(self, section: str, name: str) -> Any:
         """Return a value of the config, or None."""
         values = self.config.get(section)
@@ -191,7 +196,8 @@ def _of_summary(summary: Record | None) -> Record | None:
     parts = {part: _systems(summary, {name: f"{key}metrics" for name, key in own.items()}, "baselines")}
     keys = {name: f"{key}standard_errors" for name, key in own.items()}
     errors = {part: _systems(summary, keys, "baseline_standard_errors")}
-    return {**kept, "parts": parts, "standard_errors": errors, "coverage": {part: summary.get("coverage")}}
+    found = {**kept, "parts": parts, "standard_errors": errors, "coverage": {part: summary.get("coverage")}}
+    return {**found, "details": {part: summary["details"]}} if summary.get("details") else found
 
 
 def _systems(summary: Record, own: Mapping[str, str], of_baselines: str) -> Record:

@@ -182,9 +182,10 @@ def delivered_title(run: RunData) -> str:
     return re.sub(rf"\b{re.escape(_model_key(run))}\b", lambda _: model_title(run), label)
 
 
-def part_name(part: str) -> str:
-    """Return what a held-out part is called in a sentence."""
-    return {"test": "test items", "valid": "validation items"}.get(part, part)
+def part_name(part: str, run: RunData | None = None) -> str:
+    """Return what a held-out part is called in a sentence: its items, or of a run that predicts actions its events."""
+    noun = "events" if run is not None and run.predicts_actions else "items"
+    return {"test": f"test {noun}", "valid": f"validation {noun}"}.get(part, part)
 
 
 def direction(metric: MetricInfo) -> str:
