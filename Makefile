@@ -1,4 +1,5 @@
 # make demo    from nothing to a trained recommender and its report, in demo/
+# make demo-ranking    from nothing to a ranking model, a ranked list and its report, in demo-ranking/
 # make test    all tests, on all cores                 make lint    style, types, layers, words  make format   fix the style
 # make chaos   random faults against jobs of several ranks (N=100)
 # make setup   only the set-up      make bench   the benchmarks (BENCH=name)  make asan     kernels under sanitizers
@@ -10,6 +11,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 DEMO ?= demo
+DEMO_RANKING ?= demo-ranking
 TORCH_INDEX ?=
 SHELL := /bin/bash
 
@@ -22,7 +24,7 @@ DEV := $(VENV)/.stamp-dev
 SOURCES := pyproject.toml constraints.txt $(wildcard setup.py csrc/*)
 KERNEL_SOURCES := $(wildcard csrc/*.cpp csrc/*.h csrc/*.cc csrc/*.hpp)
 
-.PHONY: help setup demo test lint format bench asan chaos clean distclean
+.PHONY: help setup demo demo-ranking test lint format bench asan chaos clean distclean
 .NOTPARALLEL:
 
 help:
@@ -64,6 +66,18 @@ demo: $(PACKAGE)
 	@$(BIN)/turbogr evaluate $(DEMO)/run
 	@$(BIN)/turbogr report $(DEMO)/run
 
+# Two stages: neighbours of the users' items find 500 candidates, and the ranking model chooses 10 of them.
+demo-ranking: $(PACKAGE)
+	@if [ -d $(DEMO_RANKING)/data ]; then echo "$(DEMO_RANKING)/data exists already"; else \
+		mkdir -p $(DEMO_RANKING) && $(BIN)/turbogr prepare synthetic --with-features \
+			--split time:2022-05-22,2022-05-25 --out $(DEMO_RANKING)/data; fi
+	@$(BIN)/turbogr train ranking/demo --data $(DEMO_RANKING)/data --out $(DEMO_RANKING)/run --resume
+	@$(BIN)/turbogr train simple/item-knn --data $(DEMO_RANKING)/data --out $(DEMO_RANKING)/candidates --resume
+	@$(BIN)/turbogr recommend $(DEMO_RANKING)/run --candidates $(DEMO_RANKING)/candidates --num-candidates 500 \
+		--k 10 --out $(DEMO_RANKING)/ranked.csv
+	@$(BIN)/turbogr evaluate $(DEMO_RANKING)/run
+	@$(BIN)/turbogr report $(DEMO_RANKING)/run
+
 test: $(DEV)
 	@$(BIN)/python -m pytest -n auto --dist loadfile
 
@@ -101,7 +115,7 @@ bench: $(DEV)
 		echo "== $$name"; $(BIN)/turbogr bench $$name --json runs/bench/$$name.json; done
 
 clean:
-	rm -rf build dist *.egg-info $(DEMO) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist *.egg-info $(DEMO) $(DEMO_RANKING) .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find turbogr tests tools -name __pycache__ -prune -exec rm -rf {} +
 
 distclean: clean

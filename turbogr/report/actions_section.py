@@ -87,7 +87,7 @@ def _summary(about: Record) -> str:
 
 
 def _roc(run: RunData, details: dict[str, dict[str, Record]], systems: list[str], name: str) -> Figure | None:
-    curves = []
+    curves: list[Series] = []
     for slot, system in enumerate(systems):
         points = _pairs(details[system][name].get("roc"), 2)
         if points and len(curves) < _MOST_CURVES:
