@@ -182,7 +182,7 @@ class Ranker:
         at: Time | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> Generator[RankedCandidates, None, None]:
-        """Yield the k best of every list that another recommender has found, without items that the store does not have."""
+        """Yield the k best of every list that another recommender has found, of items that the store has."""
         weights = self.weights(by)
         check_k(k)
         self._warn_of_missing_features([])

@@ -168,7 +168,7 @@ def _measure(case: Case, attend: Callable[..., Tensor]) -> Measured:
     offsets = torch.tensor([0, *lengths]).cumsum(0)
     grad = torch.randn(num_tokens, case.heads, case.head_dim)
     torch.mm(grad[:64, 0], grad[:64, 0].t())  # libraries initialise here, not in the measurement
-    before = _resident_bytes()
+    before = resident_bytes()
     best = math.inf
     for _ in range(case.repeats):
         start = time.perf_counter()
@@ -176,17 +176,19 @@ def _measure(case: Case, attend: Callable[..., Tensor]) -> Measured:
         torch.autograd.grad(out, [q, k, v, *weights], grad)
         best = min(best, time.perf_counter() - start)
         del out
-    return Measured(best, max(1, _peak_bytes() - before))
+    return Measured(best, max(1, peak_bytes() - before))
 
 
-def _resident_bytes() -> int:
+def resident_bytes() -> int:
+    """Return the memory that this process holds now."""
     try:
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
         return pages * resource.getpagesize()
     except OSError:
-        return _peak_bytes()
+        return peak_bytes()
 
 
-def _peak_bytes() -> int:
+def peak_bytes() -> int:
+    """Return the most memory that this process has held so far."""
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

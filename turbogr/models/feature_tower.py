@@ -47,7 +47,7 @@ class FeatureTower(nn.Module):
         self.vectors = [feature for feature in features if feature.kind == "vector"]
         widths = {f.name: f.dim for f in self.looked_up if f.dim != dim} | {f.name: f.dim for f in self.vectors}
         self.projections = nn.ParameterDict({n: nn.Parameter(torch.empty(width, dim)) for n, width in widths.items()})
-        given = sum(feature.dim for feature in self.numbers) + num_floats
+        self.num_floats = given = sum(feature.dim for feature in self.numbers) + num_floats
         self.mlp = nn.Sequential(nn.Linear(given, hidden), nn.SiLU(), nn.Linear(hidden, dim)) if given else None
 
     def reset_parameters(self, generator: torch.Generator) -> None:
@@ -57,6 +57,11 @@ class FeatureTower(nn.Module):
             if isinstance(part, nn.Linear):
                 nn.init.xavier_normal_(part.weight, generator=generator)
                 nn.init.zeros_(part.bias)
+
+    def floats(self, values: Mapping[str, Tensor], further: Tensor | None = None) -> Tensor:
+        """Return the numbers beside each other, and `further` ones, [n, `num_floats`]."""
+        given = [values[feature.name] for feature in self.numbers]
+        return torch.cat([*given, *([] if further is None else [further])], dim=1)
 
     def forward(self, values: Mapping[str, Tensor], floats: Tensor | None = None) -> Tensor | None:
         """Return the sum, None of no features; `values` has rows, numbers or vectors by feature, [n, `dim`] each."""
@@ -68,8 +73,7 @@ class FeatureTower(nn.Module):
             unit = F.normalize(values[feature.name], dim=1) * math.sqrt(feature.dim)
             parts.append(unit @ self.projections[feature.name])
         if self.mlp is not None:
-            given = [values[feature.name] for feature in self.numbers]
-            parts.append(self.mlp(torch.cat([*given, *([] if floats is None else [floats])], dim=1)))
+            parts.append(self.mlp(self.floats(values, floats)))
         return torch.stack(parts).sum(0) if len(parts) > 1 else parts[0] if parts else None
 
 

@@ -84,7 +84,7 @@ class RankingModel(nn.Module):
             component.factory(_with_room(config), _FIRST_BLOCK_SITE + number * num_sites, section)
             for number in range(config.num_blocks)
         )
-        self.head = head_mlp(4 * self.dim, 2 * hidden, len(ranking.tasks))
+        self.head = head_mlp(4 * self.dim + self.items.num_floats, 2 * hidden, len(ranking.tasks))
 
     def reset_parameters(self, generator: torch.Generator) -> None:
         """Draw all parameters; the same generator state gives the same parameters."""
@@ -120,8 +120,9 @@ class RankingModel(nn.Module):
         seen = _norm(x_sd[layout.query_rows].to(items.dtype))
         candidates, owners = _norm(candidates), _norm(users[layout.query_users])
         joined = torch.cat([seen, candidates, owners, seen * candidates], dim=1)
+        floats = self.items.floats(given.items, _clock(given.times))[layout.queries]
         joined = keyed_dropout(joined, tokens.dropout(rate, _HEAD_SITE), given.keys[layout.queries])
-        out: Tensor = self.head(joined)
+        out: Tensor = self.head(torch.cat([joined, floats], dim=1))
         return out
 
     def _tokens(self, given: RankingInput, layout: RankingLayout, seed: int | None) -> Tokens:
