@@ -5,7 +5,12 @@
 // there are many rows, block by block by the task that multiplies it. Every element is summed in an order that depends
 // on the depth alone, so nothing depends on the number of threads.
 
+//
+// bf16_linear is such a product with all that a projection does after it, for every number of the result while it is
+// still in cache: bias, residual, SiLU, the pieces of the result.
+
 #include "bf16_tiles.h"
+#include "row_norm.h"
 
 namespace turbogr {
 namespace TURBOGR_ISA {
@@ -94,21 +99,13 @@ struct Target {
   }
 };
 
-}  // namespace
-
-// A [rows, depth], B [depth, columns], out [rows, columns] with contiguous rows; `_narrow` says which are bf16. Of A
-// and B one stride is 1. `start` may be null, for zeros; its rows are contiguous, and with a stride of 0 all rows are
-// the same. Depth is at least 1.
-TURBOGR_KERNEL(bf16_gemm)
-(const void* a, const void* b, const void* start, void* out, int64_t rows, int64_t columns, int64_t depth,
- int64_t a_row_stride, int64_t a_column_stride, int64_t b_row_stride, int64_t b_column_stride, int64_t start_stride,
- int64_t out_stride, int64_t a_narrow, int64_t b_narrow, int64_t start_narrow, int64_t out_narrow) {
+// finish(sums, row, column, columns, more) gets the sums of a row of a block, which it may overwrite; with `more` they
+// are to be added to those of the depth before. `stretch` is the depth whose sums it gets at once, a multiple of
+// kBf16Depth.
+template <class Finish>
+int multiply_matrices(const AnyMatrix& left, const AnyMatrix& right, int64_t rows, int64_t columns, int64_t depth,
+                      int64_t stretch, Finish&& finish) {
   const Bf16Unit unit = bf16_unit_here();
-  const AnyMatrix left{a, a_narrow != 0, a_row_stride, a_column_stride};
-  const AnyMatrix right{b, b_narrow != 0, b_row_stride, b_column_stride};
-  const Target target{start, out, start_narrow != 0, out_narrow != 0, start_stride, out_stride};
-  // Sums of several stretches are added up in `out`, which then must be fp32.
-  const int64_t stretch = out_narrow ? round_up(depth, kBf16Depth) : min_of(kStretch, round_up(depth, kBf16Depth));
   const bool tall = rows > 2 * columns;  // else A is packed with B
   const int64_t block_rows = tall && stretch <= 1024 ? 256 : 128;
   const int64_t left_stride = stretch + kBf16Depth;  // an odd number of cache lines, if stretch is a power of two
@@ -149,13 +146,58 @@ TURBOGR_KERNEL(bf16_gemm)
             }
           }
         }
-        for (int64_t m = 0; m < count; ++m) {
-          target.finish_row(scratch.sums + m * kBlockColumns, m0 + m, n1, width, from > 0);
-        }
+        for (int64_t m = 0; m < count; ++m) finish(scratch.sums + m * kBlockColumns, m0 + m, n1, width, from > 0);
       }
     });
   }
   return kOk;
+}
+
+}  // namespace
+
+// A [rows, depth], B [depth, columns], out [rows, columns] with contiguous rows; `_narrow` says which are bf16. Of A
+// and B one stride is 1. `start` may be null, for zeros; its rows are contiguous, and with a stride of 0 all rows are
+// the same. Depth is at least 1.
+TURBOGR_KERNEL(bf16_gemm)
+(const void* a, const void* b, const void* start, void* out, int64_t rows, int64_t columns, int64_t depth,
+ int64_t a_row_stride, int64_t a_column_stride, int64_t b_row_stride, int64_t b_column_stride, int64_t start_stride,
+ int64_t out_stride, int64_t a_narrow, int64_t b_narrow, int64_t start_narrow, int64_t out_narrow) {
+  const AnyMatrix left{a, a_narrow != 0, a_row_stride, a_column_stride};
+  const AnyMatrix right{b, b_narrow != 0, b_row_stride, b_column_stride};
+  const Target target{start, out, start_narrow != 0, out_narrow != 0, start_stride, out_stride};
+  // Sums of several stretches are added up in `out`, which then must be fp32.
+  const int64_t whole = round_up(depth, kBf16Depth);
+  return multiply_matrices(left, right, rows, columns, depth, out_narrow ? whole : min_of(kStretch, whole),
+                           [&](const float* sums, int64_t row, int64_t column, int64_t width, bool more) {
+                             target.finish_row(sums, row, column, width, more);
+                           });
+}
+
+// Pieces [rows, widths[i]] of activation(x W + bias + residual), all but W [width, columns] and bias in bf16. `bias`
+// and `residual` [rows, columns] may be null, and so may `before` [rows, columns], which receives what SiLU is taken
+// of. Width is at least 1; of W one stride is 1.
+TURBOGR_KERNEL(bf16_linear)
+(const void* x, const float* weight, const float* bias, const void* residual, void* before, void* const* outs,
+ const int64_t* widths, int64_t num_pieces, int64_t num_rows, int64_t width, int64_t columns, int64_t x_stride,
+ int64_t weight_row_stride, int64_t weight_column_stride, int64_t residual_stride, int64_t silu) {
+  const AnyMatrix left{x, true, x_stride, 1}, right{weight, false, weight_row_stride, weight_column_stride};
+  const Pieces<Bf16*> pieces{reinterpret_cast<Bf16* const*>(outs), widths, widths, num_pieces};
+  const Bf16* const added = static_cast<const Bf16*>(residual);
+  Bf16* const kept = static_cast<Bf16*>(before);
+  return multiply_matrices(left, right, num_rows, columns, width, round_up(width, kBf16Depth),
+                           [&](float* sums, int64_t row, int64_t column, int64_t count, bool) {
+                             for_vectors(count, [&](int64_t c, int some) {
+                               vf v = load(sums + c);
+                               if (bias != nullptr) v += load_some(bias + column + c, some);
+                               if (added != nullptr) v += load_some(added + row * residual_stride + column + c, some);
+                               if (silu) {
+                                 if (kept != nullptr) store_some(kept + row * columns + column + c, v, some);
+                                 v = v * sigmoid(v);
+                               }
+                               store(sums + c, v);
+                             });
+                             scatter_columns(sums, row, column, count, pieces);
+                           });
 }
 #endif
 

@@ -259,7 +259,7 @@ inline void pack_bf16_pairs(const Bf16* src, int64_t stride, int64_t depth, int6
 template <class Number>
 TURBOGR_INLINE __m512i pairs_of_row(const Number* from, int64_t count) {
   if (count <= 0) return _mm512_setzero_si512();
-  const int low = static_cast<int>(min_of(16, count)), high = static_cast<int>(max_of(0, count - 16));
+  const int low = static_cast<int>(min_of(16, count)), high = static_cast<int>(max_of(0, min_of(16, count - 16)));
   const __m512i first = upper_halves(from, low);
   const __m512i second = high > 0 ? upper_halves(from + 16, high) : _mm512_setzero_si512();
   const __m256i left = _mm512_cvtepi32_epi16(_mm512_srli_epi32(first, 16));

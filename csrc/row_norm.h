@@ -1,11 +1,13 @@
 // Norms of rows, forward and backward, and matrices whose columns are stored in several pieces; shared by norm_linear
 // and gated_linear.
 //
-// Of each row, a norm stores the mean (0 for RMSNorm) and the inverse deviation. Rows may be strided.
+// Of each row, a norm stores the mean (0 for RMSNorm) and the inverse deviation. Rows may be strided. `Number` is float
+// or Bf16; all arithmetic is in fp32.
 #pragma once
 
 #include <cmath>
 
+#include "narrow.h"
 #include "random.h"
 
 namespace turbogr {
@@ -17,7 +19,8 @@ struct Moments {
 };
 
 // The mean is computed first, then the squares of the differences, so that rows with a large mean stay exact.
-inline Moments moments_of(const float* x, int64_t width, Norm norm, float eps) {
+template <class Number>
+inline Moments moments_of(const Number* x, int64_t width, Norm norm, float eps) {
   if (norm == kNone) return {0.0f, 1.0f};
   float mean = 0.0f;
   if (norm == kLayer) {
@@ -53,8 +56,9 @@ inline void through_norm(float* grad, int64_t width, Norm norm, float inverse, N
 }
 
 // out = dropout(gate * norm(x)) of a row.
-inline void gate_row(const float* x, const float* gate, const Moments& m, const RowDropout& dropout, int64_t width,
-                     float* out) {
+template <class Number>
+inline void gate_row(const Number* x, const Number* gate, const Moments& m, const RowDropout& dropout, int64_t width,
+                     Number* out) {
   for_vectors(width, [&](int64_t c, int count) {
     const vf normed = (load_some(x + c, count) - m.mean) * m.inverse;
     store_some(out + c, load_some(gate + c, count) * normed * dropout.factors(c), count);
@@ -62,8 +66,9 @@ inline void gate_row(const float* x, const float* gate, const Moments& m, const 
 }
 
 // `grad` is the gradient of gate_row's output and becomes that output again, for the gradient of the weight.
-inline void gate_row_backward(float* grad, const float* x, const float* gate, const Moments& m, Norm norm,
-                              const RowDropout& dropout, int64_t width, float* grad_x, float* grad_gate) {
+template <class Number>
+inline void gate_row_backward(Number* grad, const Number* x, const Number* gate, const Moments& m, Norm norm,
+                              const RowDropout& dropout, int64_t width, float* grad_x, Number* grad_gate) {
   const auto normed = [&](int64_t c, int count) { return (load_some(x + c, count) - m.mean) * m.inverse; };
   for_vectors(width, [&](int64_t c, int count) {
     const vf factors = dropout.factors(c), y = normed(c, count), by = load_some(gate + c, count);
@@ -76,7 +81,8 @@ inline void gate_row_backward(float* grad, const float* x, const float* gate, co
 }
 
 // Gradient of SiLU(x) -> gradient of x, in place.
-inline void through_silu(const float* x, int64_t width, float* grad) {
+template <class Number>
+inline void through_silu(const Number* x, int64_t width, float* grad) {
   for_vectors(width, [&](int64_t c, int count) {
     const vf v = load_some(x + c, count), s = sigmoid(v);
     store_some(grad + c, load_some(grad + c, count) * (s + v * s * (1.0f - s)), count);
@@ -96,6 +102,28 @@ inline void scatter_row(const float* row, int64_t at, const Pieces<float*>& piec
     if (pieces.widths[i] == 0) continue;  // may be null, which memcpy must not see
     float* to = pieces.data[i] + at * pieces.strides[i];
     std::memcpy(to, row, static_cast<size_t>(pieces.widths[i]) * sizeof(float));
+    row += pieces.widths[i];
+  }
+}
+
+// Writes the columns [column, column + count) of a row of floats to the pieces that have them, rounded to bf16.
+inline void scatter_columns(const float* row, int64_t at, int64_t column, int64_t count, const Pieces<Bf16*>& pieces) {
+  for (int64_t i = 0, first = 0; i < pieces.count; first += pieces.widths[i++]) {
+    const int64_t begin = max_of(first, column), end = min_of(first + pieces.widths[i], column + count);
+    if (begin >= end) continue;
+    Bf16* const to = pieces.data[i] + at * pieces.strides[i] + begin - first;
+    for_vectors(end - begin,
+                [&](int64_t c, int some) { store_some(to + c, load_some(row + begin - column + c, some), some); });
+  }
+}
+
+// The row of floats that pieces of bf16 hold.
+inline void gather_row(const Pieces<const Bf16*>& pieces, int64_t at, float* row) {
+  for (int64_t i = 0; i < pieces.count; ++i) {
+    const Bf16* const from = pieces.data[i];
+    for_vectors(pieces.widths[i], [&](int64_t c, int count) {
+      store_some(row + c, from != nullptr ? load_some(from + at * pieces.strides[i] + c, count) : vf{}, count);
+    });
     row += pieces.widths[i];
   }
 }

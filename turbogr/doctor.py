@@ -16,7 +16,7 @@ import torch
 
 from turbogr import gemm_choice, machine, ops, peak
 from turbogr.errors import UserError
-from turbogr.ops import native
+from turbogr.ops import bf16_unit, native
 
 PRECISIONS = (torch.float32, torch.bfloat16, torch.float16)
 FMA_PRECISIONS = (torch.float32, torch.bfloat16)
@@ -30,11 +30,12 @@ _EMULATED = 0.2
 def examine(folder: Path | str = ".", measure: bool = True) -> dict[str, Any]:
     """Return the facts as plain JSON values; `folder` is where free disk space is looked up.
 
-    Keys: versions, machine, devices, compiler, kernels, backends, operators, fma_peak, gemm_peak, products, memory,
-    disk, warnings. `fma_peak` and `gemm_peak` (what the processor computes at most, and in a matrix product) map a
-    precision to {"flops": rate} or {"fault": reason}; without `measure` they are empty. `products` is who computes the
-    large products of a projection: `rates` in GFLOP/s and `refused` with reasons by provider, and the `choice`; without
-    `measure` what was measured before, or None.
+    Keys: versions, machine, devices, compiler, kernels, backends, operators, fma_peak, gemm_peak, products, bf16,
+    memory, disk, warnings. `fma_peak` and `gemm_peak` (what the processor computes at most, and in a matrix product)
+    map a precision to {"flops": rate} or {"fault": reason}; without `measure` they are empty. `products` is who
+    computes the large products of a projection: `rates` in GFLOP/s and `refused` with reasons by provider, and the
+    `choice`; without `measure` what was measured before, or None. `bf16` maps the units for bf16 to why they cannot be
+    used here, or None.
     """
     facts: dict[str, Any] = {
         "versions": machine.versions(),
@@ -50,11 +51,27 @@ def examine(folder: Path | str = ".", measure: bool = True) -> dict[str, Any]:
         "fma_peak": {_short(dtype): _fma_peak(dtype) for dtype in FMA_PRECISIONS} if measure else {},
         "gemm_peak": {_short(dtype): _peak(dtype) for dtype in PRECISIONS} if measure else {},
         "products": _products(measure),
+        "bf16": {unit: _unit_problem(unit) for unit in bf16_unit.UNITS if unit != "none"},
         "memory": {"total_bytes": machine.memory_bytes(), "available_bytes": available_memory()},
         "disk": _disk(Path(folder)),
     }
     facts["warnings"] = find_problems(facts)
     return facts
+
+
+def _unit_problem(unit: str) -> str | None:
+    try:
+        return bf16_unit.problem(unit)
+    except UserError as error:
+        return str(error)
+
+
+def _bf16_row(units: dict[str, str | None]) -> str:
+    """Which unit multiplies bf16 with train.precision=bf16, or why none does."""
+    works = next((unit for unit, problem in units.items() if problem is None), None)
+    if works is not None:
+        return f"products by {works}"
+    return "no unit, products run in fp32 (" + "; ".join(f"{unit}: {problem}" for unit, problem in units.items()) + ")"
 
 
 def _backend(backend: ops.Backend) -> dict[str, str | None]:
@@ -262,6 +279,7 @@ def _machine_rows(facts: dict[str, Any]) -> list[tuple[str, str]]:
         ("memory", f"{free}{memory['total_bytes'] / _GB:.1f} GB"),
         ("disk", f"{disk['free_bytes'] / _GB:.1f} GB free of {disk['total_bytes'] / _GB:.1f} GB under {disk['path']}"),
         ("kernels", f"built, running those for {facts['kernels']}" if facts["kernels"] else "not built"),
+        ("bf16", _bf16_row(facts["bf16"])),
         ("compiler", facts["compiler"] or "none found; the reference operators are used"),
     ]
 

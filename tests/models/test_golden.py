@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
+import re
 import stat
 import zipfile
+from collections import defaultdict
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -18,7 +21,7 @@ from turbogr.cli import main
 from turbogr.config import MAX_TIME_BUCKETS, ModelConfig
 from turbogr.models import golden as golden_module
 from turbogr.models.golden import Difference, Golden, relative_error, write_golden
-from turbogr.ops import native, registry
+from turbogr.ops import bf16_unit, native, registry
 from turbogr.plugins import built_in_names
 
 GOLDEN = os.environ.get("TURBOGR_TEST_GOLDEN")
@@ -84,24 +87,41 @@ def errors_in_bf16(golden: Golden, backend: str, plain: bool) -> dict[str, float
 
 
 @needs_kernels
+@pytest.mark.parametrize("unit", bf16_unit.UNITS)
 @pytest.mark.parametrize("name", [*built_in_names("block"), "hstu.npz", "fuxi.npz"])
-def test_in_bf16_the_error_is_at_most_twice_that_of_plain_pytorch(name: str, tmp_path: Path) -> None:
-    path = tmp_path / "ours.npz"
+def test_in_bf16_the_error_is_at_most_twice_that_of_plain_pytorch(name: str, unit: str, tmp_path: Path) -> None:
+    """Of models that we write, the geometric mean over seeds and blocks. One draw says little: roundings turn ReLUs on
+    and cancel in the few numbers of a bias table, so its error varies by a factor of twenty, ours and PyTorch's."""
+    reason = bf16_unit.problem(unit)
+    if reason is not None:
+        pytest.skip(f"{unit}: {reason}")
     if name.endswith(".npz"):
         if GOLDEN is None:
             pytest.skip("TURBOGR_TEST_GOLDEN does not name the folder of golden files")
-        path = Path(GOLDEN) / name
+        paths = [Path(GOLDEN) / name]
     else:
-        write_golden(path, named(name), seed=3)
-    golden = Golden.read(path)
-    ours = {backend: errors_in_bf16(golden, backend, plain=False) for backend in ("cpu", "reference")}
-    with plain_pytorch():
-        plain = errors_in_bf16(golden, "reference", plain=True)
-    for backend, errors in ours.items():
-        assert errors.keys() == plain.keys()
-        for key, error in errors.items():
-            # Plain PyTorch may come out better than one rounding by luck.
-            assert error <= 2 * max(plain[key], 2**-8), (backend, key)
+        paths = [tmp_path / f"{seed}.npz" for seed in range(6)]
+        for seed, path in enumerate(paths):
+            write_golden(path, named(name), seed=seed)
+    logarithms: dict[tuple[str, str], list[float]] = defaultdict(list)
+    for path in paths:
+        golden = Golden.read(path)
+        with bf16_unit.using(unit):
+            found = {backend: errors_in_bf16(golden, backend, plain=False) for backend in ("cpu", "reference")}
+        with plain_pytorch():
+            found["plain"] = errors_in_bf16(golden, "reference", plain=True)
+        assert found["cpu"].keys() == found["reference"].keys() == found["plain"].keys()
+        for way, errors in found.items():
+            for key, error in errors.items():
+                logarithms[way, re.sub(r"\.\d+\.", ".N.", key)].append(math.log(max(error, 1e-12)))
+    for (way, key), values in logarithms.items():
+        plain = logarithms["plain", key]
+        # Plain PyTorch may come out better than one rounding by luck.
+        assert mean_error(values) <= 2 * max(mean_error(plain), 2**-8), (way, key)
+
+
+def mean_error(logarithms: list[float]) -> float:
+    return math.exp(sum(logarithms) / len(logarithms))
 
 
 @pytest.mark.parametrize("name", built_in_names("block"))

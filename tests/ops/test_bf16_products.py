@@ -38,7 +38,8 @@ def in_both_orders(matrix: Tensor) -> tuple[Tensor, Tensor]:
 @needs_a_unit
 @pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize(
-    ("rows", "depth", "columns"), [(1, 1, 1), (33, 45, 17), (300, 1100, 70), (700, 64, 40), (64, 2500, 290), (2, 0, 3)]
+    ("rows", "depth", "columns"),
+    [(1, 1, 1), (33, 45, 17), (300, 1100, 70), (700, 64, 40), (64, 2500, 290), (70, 2000, 24), (2, 0, 3)],
 )
 def test_every_layout_and_type(unit: str, rows: int, depth: int, columns: int) -> None:
     bias, residual = torch.randn(columns), torch.randn(rows, columns)

@@ -345,7 +345,8 @@ class TrainConfig:
     `keep_checkpoints` is how many of the newest stay; the best one always does. With `background_save` training goes on
     while a copy of the state is written, which needs as much memory again as the weights and their optimiser's state.
     `precision` is that of the activations and of the products they are part of. With `bf16` activations take half the
-    memory; parameters, optimisers, norms, sums and loss stay fp32. On a CPU products run in fp32 and are not faster.
+    memory; parameters, optimisers, norms, sums and loss stay fp32. On a CPU projections are multiplied in bf16 where
+    AVX512_BF16 or AMX works, else in fp32, and then nothing is faster.
     `recompute` keeps the inputs of the blocks alone for the backward pass and computes what is inside them once more:
     the same weights with a fraction of the memory, in about a third more time.
     `gemm` is which library computes the products with weights of more than 131,072 elements on a CPU: `torch` (the one

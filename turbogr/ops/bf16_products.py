@@ -1,17 +1,25 @@
-"""A matrix product with factors rounded to bf16 and sums in fp32, on the processor's unit for bf16."""
+"""Matrix products with factors rounded to bf16 and sums in fp32, on the processor's unit for bf16."""
 
 from __future__ import annotations
+
+import ctypes
 
 import torch
 from torch import Tensor
 
-from turbogr.ops import bf16_unit
+from turbogr.ops import bf16_unit, native
 from turbogr.ops.native import Kernel, pointer
 
 _kernel = Kernel(
     "bf16_gemm",
     "void *a, *b, *start, *out; int64 rows, columns, depth, a_row_stride, a_column_stride, b_row_stride, "
     "b_column_stride, start_stride, out_stride, a_narrow, b_narrow, start_narrow, out_narrow",
+)
+
+_linear_kernel = Kernel(
+    "bf16_linear",
+    "void *x; float *weight, *bias; void *residual, *before, **outs; int64 *widths, num_pieces, num_rows, width, "
+    "columns, x_stride, weight_row_stride, weight_column_stride, residual_stride, silu",
 )
 
 
@@ -42,3 +50,41 @@ def multiply(a: Tensor, b: Tensor, start: Tensor | None, out: Tensor) -> Tensor:
         *(tensor is not None and tensor.dtype == torch.bfloat16 for tensor in (a, b, start, out)),
     )
     return out
+
+
+def linear(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    outs: list[Tensor],
+    *,
+    residual: Tensor | None = None,
+    before: Tensor | None = None,
+    silu: bool = False,
+) -> None:
+    """Write the columns of activation(x @ weight + bias + residual) to `outs`, one behind the other.
+
+    Activations are bf16, weight and bias fp32; rows are contiguous. `before` receives what SiLU is taken of.
+    """
+    width, columns = weight.shape
+    assert width > 0, "a weight has rows"
+    weight = weight if 1 in weight.stride() else weight.contiguous()
+    bias = None if bias is None else bias.contiguous()
+    addresses, sizes = native.addresses(outs), native.int64s([out.shape[1] for out in outs])
+    _linear_kernel(
+        x.data_ptr(),
+        weight.data_ptr(),
+        pointer(bias),
+        pointer(residual),
+        pointer(before),
+        ctypes.addressof(addresses),
+        ctypes.addressof(sizes),
+        len(outs),
+        x.shape[0],
+        width,
+        columns,
+        x.stride(0),
+        *weight.stride(),
+        0 if residual is None else residual.stride(0),
+        silu,
+    )

@@ -11,8 +11,9 @@
     set_gradient(_scale, _scale_backward, of="x")
 
 The schema comes from the annotations. A function for CPUs computes in fp32: given bf16 tensors it gets what
-`precision.py` says, and its results are rounded to the types of the fake's, unless it `reads_bf16`. A fake (the shapes
-for `torch.compile`) takes the arguments that it names, by name. So does the gradient: what the backward operator's
+`precision.py` says, and its results are rounded to the types of the fake's. Where the processor has a unit for bf16,
+another function may take them as they are (`bf16`). A fake (the shapes for `torch.compile`) takes the arguments that it
+names, by name. So does the gradient: what the backward operator's
 parameters name is saved in the forward pass.
 
 PyTorch's dispatcher, and what torch.library adds for gradients, take a tenth of a millisecond a call, which is most of
@@ -33,7 +34,8 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from turbogr.ops.precision import compute_in_fp32
+from turbogr.ops import bf16_unit
+from turbogr.ops.precision import compute_in_fp32, is_bf16
 
 _TYPES: dict[Any, str] = {
     Tensor: "Tensor",
@@ -81,7 +83,7 @@ def torch_operator(
     outputs: str = "out",
     mutates: str = "",
     device: str = "CPU",
-    reads_bf16: bool = False,
+    bf16: Callable[..., Any] | None = None,
 ) -> Callable[[Callable[..., Any]], TorchOperator]:
     """Make `torch.ops.turbogr.<name>` of the decorated function, which becomes the operator.
 
@@ -95,7 +97,8 @@ def torch_operator(
         outputs: Names of the outputs, if there are several. Only the first can have a gradient.
         mutates: Names of the tensors that are changed in place.
         device: Dispatch keys of the devices that the function serves: CPU, CUDA, ...
-        reads_bf16: Whether the function takes bf16 tensors as they are; else, on a CPU, it gets them in fp32.
+        bf16: A function for CPUs with the same parameters, called instead if tensors are bf16 and a unit for bf16 is in
+            use.
     """
 
     def declare(function: Callable[..., Any]) -> TorchOperator:
@@ -107,13 +110,15 @@ def torch_operator(
         parameters, called = _parameters(function)
         library.define(f"{base}{derive_schema(function, mutates)}")
         by_name = (lambda *args: None) if fake is None else _taking_by_name(fake, list(parameters))
-        if fake is not None and device == "CPU" and not reads_bf16:
+        if fake is not None and device == "CPU":
             called = compute_in_fp32(called, by_name, list(parameters))
+        if bf16 is not None:
+            called = _choose_by_unit(_parameters(bf16)[1], called)
         for key in device.split():
             library.impl(base, called, key)
         torch.library.register_fake(f"{namespace}::{base}", by_name, lib=library)
         overload: OpOverload[..., Any] = getattr(getattr(torch.ops, namespace), base).default
-        eager = _Eager(called, allowed=device == "CPU" and not mutates, narrow=reads_bf16)
+        eager = _Eager(called, allowed=device == "CPU" and not mutates, narrow=bf16 is not None)
         made = _make_call(overload, eager)
         _declarations[made], _eager[made] = _Declaration(parameters, tuple(outputs.split())), eager
         return made
@@ -142,6 +147,15 @@ def _make_call(overload: OpOverload[..., Any], eager: _Eager) -> TorchOperator:
 
     call.overload = overload  # type: ignore[attr-defined]
     return call
+
+
+def _choose_by_unit(narrow: Callable[..., Any], wide: Callable[..., Any]) -> Callable[..., Any]:
+    """`narrow` for arguments in bf16 where a unit multiplies them, else `wide`."""
+
+    def computed(*args: Any) -> Any:
+        return (narrow if any(map(is_bf16, args)) and bf16_unit.in_use() != "none" else wide)(*args)
+
+    return computed
 
 
 _PLAIN = (Tensor, torch.nn.Parameter)

@@ -51,7 +51,7 @@ def compute_in_fp32(
     """
 
     def computed(*args: Any) -> Any:
-        if not any(_is_bf16(arg) for arg in args):
+        if not any(is_bf16(arg) for arg in args):
             return function(*args)
         results = function(*(_widen(name, arg, _rounded) for name, arg in zip(names, args, strict=True)))
         return _store(results, empty_results(*args))
@@ -59,10 +59,11 @@ def compute_in_fp32(
     return computed
 
 
-def _is_bf16(arg: Any) -> bool:
+def is_bf16(arg: Any) -> bool:
+    """Whether an argument is a tensor in bf16, or a list with one."""
     if isinstance(arg, Tensor):
         return arg.dtype == torch.bfloat16
-    return isinstance(arg, list) and any(_is_bf16(part) for part in arg)
+    return isinstance(arg, list) and any(is_bf16(part) for part in arg)
 
 
 def _widen(name: str, arg: Any, round_matrix: Callable[[Tensor], Tensor]) -> Any:

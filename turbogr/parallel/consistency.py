@@ -20,7 +20,7 @@ from torch import Tensor
 import turbogr
 from turbogr import gemm_choice
 from turbogr.errors import Note, UserError, warn_caller
-from turbogr.ops import native, projections, services
+from turbogr.ops import bf16_unit, native, projections, services
 from turbogr.parallel.mesh import Mesh
 from turbogr.parallel.world import World, first_difference
 
@@ -120,6 +120,30 @@ def use_same_products(world: World, text: str) -> str:
             )
     projections.use(choice)
     return projections.write_choice(choice)
+
+
+def use_same_bf16_unit(world: World, kept: str | None = None) -> str:
+    """Make all ranks multiply bf16 by the same unit and return it; all ranks call it together.
+
+    It is `kept`, that of the run so far, if it works on every rank, else the best one that does. A note says where the
+    digits will differ from those of the run so far.
+    """
+    own = world.run_on_all(lambda: (bf16_unit.in_use(), [u for u in bf16_unit.UNITS if bf16_unit.problem(u) is None]))
+    everyone = world.gather_objects(own)
+    usable = [unit for unit in bf16_unit.UNITS if all(unit in runnable for _, runnable in everyone)]
+    if kept in usable:
+        unit = kept
+    else:
+        weakest = max(bf16_unit.UNITS.index(used) for used, _ in everyone)
+        unit = next(unit for unit in bf16_unit.UNITS[weakest:] if unit in usable)
+        if kept is not None and world.is_first:
+            warn_caller(
+                f"the run so far multiplied bf16 by {kept}, which does not work here; from now on by {unit}, and "
+                "digits are others",
+                Note,
+            )
+    bf16_unit.use(unit)
+    return unit
 
 
 @dataclass(frozen=True)

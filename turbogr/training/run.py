@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 import shlex
 import signal
@@ -36,9 +37,15 @@ from turbogr.data.vocabulary import Int64Array
 from turbogr.device_measurement import device_gemm_peak
 from turbogr.errors import Note, UserError, warn_caller
 from turbogr.evaluation.evaluator import Interrupted
-from turbogr.ops import projections
+from turbogr.ops import bf16_unit, projections
 from turbogr.ops.norm_linear.cpu import SMALL_WEIGHT
-from turbogr.parallel.consistency import check_same_start, check_shared_folder, use_same_kernels, use_same_products
+from turbogr.parallel.consistency import (
+    check_same_start,
+    check_shared_folder,
+    use_same_bf16_unit,
+    use_same_kernels,
+    use_same_products,
+)
 from turbogr.parallel.job_identity import Job
 from turbogr.parallel.mesh import Mesh, MeshSize, choose_mesh
 from turbogr.parallel.world import World, connected_world, is_first_rank, set_heartbeat_timeout
@@ -213,6 +220,7 @@ def _build(start: RunStart, world: World) -> tuple[Trainer, dict[str, Any]]:
     device = choose_device(config.train.device, world.local_rank if world.size > 1 else None)
     use_same_kernels(world, device)
     config = start.config = _with_products(start, world, device)
+    unit = _choose_bf16_unit(start, world, device)
     config = start.config = _with_cost(config, start.store, world, device)
     mesh_size = _mesh_size(config, start.store, world, device)
     mesh = Mesh.build(world, mesh_size, device.type)
@@ -222,7 +230,7 @@ def _build(start: RunStart, world: World) -> tuple[Trainer, dict[str, Any]]:
     )
     environment = {
         "versions": machine.versions(),
-        "machine": {**machine.machine_facts(), "device": str(device), **peak_facts(peak)},
+        "machine": {**machine.machine_facts(), "device": str(device), **peak_facts(peak), "bf16_unit": unit},
         "backends": {service.operator: service.backend for service in ops.services(device)},
         "ranks": {
             "size": world.size,
@@ -250,6 +258,26 @@ def _with_products(start: RunStart, world: World, device: torch.device) -> Confi
         return config
     chosen = use_same_products(world, text)
     return dataclasses.replace(config, train=dataclasses.replace(config.train, gemm=chosen))
+
+
+def _choose_bf16_unit(start: RunStart, world: World, device: torch.device) -> str | None:
+    """Choose what multiplies bf16 on all ranks, None where that does not arise; a run that goes on keeps what it had.
+
+    Runs of before such units were used computed these products in fp32.
+    """
+    train = start.config.train
+    if train.precision != "bf16" or device.type != "cpu" or train.backend == "reference":
+        return None
+    found: list[str | None] = [None]
+
+    def look() -> None:
+        path = start.run / "environment.json"
+        if start.exists and path.exists():
+            environment = json.loads(path.read_text(encoding="utf-8"))
+            found.append(environment.get("machine", {}).get("bf16_unit", "none"))
+
+    world.run_on_first(look)
+    return use_same_bf16_unit(world, world.gather_objects(found[-1])[0])
 
 
 def _peak_of(device: torch.device) -> Peak:
@@ -418,11 +446,11 @@ def _resumed_record(run: Path, config: Config, store: Store, changes: list[str])
 def _say_what_starts(trainer: Trainer, changes: list[str], why_mesh: str, about_repeats: str | None = None) -> None:
     loader, store = trainer.loader, trainer.store
     if trainer.config.train.precision == "bf16" and trainer.device.type == "cpu":
-        warn_caller(
-            "train.precision=bf16 stores activations in bf16, in half the memory. The products of our kernels run in "
-            "fp32 on this processor, so training is not faster",
-            Note,
-        )
+        unit = bf16_unit.in_use()
+        how = "computes products in fp32, so training is not faster: no unit for bf16 works here (turbogr doctor)"
+        if unit != "none":
+            how = f"multiplies projections in bf16 by {unit}"
+        warn_caller(f"train.precision=bf16 stores activations in bf16, in half the memory, and {how}", Note)
     lines = [
         *changes,
         f"{_describe_model(trainer.task, trainer.config)}{trainer.task.num_parameters:,} dense parameters, "

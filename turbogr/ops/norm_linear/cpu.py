@@ -1,4 +1,7 @@
-"""norm_linear compiled: one kernel if the weight is small, else one before and one after the product."""
+"""norm_linear compiled: one kernel if the weight is small, else one before and one after the product.
+
+In bf16, on a processor with a unit for it, always the latter, and the product does what comes after it.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import ctypes
 import torch
 from torch import Tensor
 
-from turbogr.ops import native, projections
+from turbogr.ops import bf16_products, native, projections
 from turbogr.ops.declaration import set_gradient, torch_operator
 from turbogr.ops.native import Kernel, pointer
 
@@ -39,6 +42,17 @@ _activate_backward_kernel = Kernel(
     "float *x, **grads; int64 *strides, *widths, num_pieces; float *out; int64 num_rows, width, silu",
 )
 
+_normalize_bf16_kernel = Kernel(
+    "normalize_bf16", "void *x, *out; float *inverses; int64 num_rows, width, stride, norm; float eps"
+)
+_normalize_backward_bf16_kernel = Kernel(
+    "normalize_backward_bf16", "float *grad; void *normed; float *inverses; void *out; int64 num_rows, width, norm"
+)
+_activate_backward_bf16_kernel = Kernel(
+    "activate_backward_bf16",
+    "void *x, **grads; int64 *strides, *widths, num_pieces; void *out; int64 num_rows, width, silu",
+)
+
 
 def is_small(weight: Tensor) -> bool:
     """Whether the weight stays in cache."""
@@ -67,7 +81,21 @@ def _empty_outputs(
     )
 
 
-@torch_operator("norm_linear", outputs="outs before normed inverses", fake=_empty_outputs)
+def _forward_in_bf16(
+    x: Tensor, weight: Tensor, bias: Tensor | None, widths: list[int], norm: str, activation: str, eps: float
+) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
+    outs, before, normed, inverses = _empty_outputs(x, weight, widths, norm, activation)
+    x = strided_rows(x)
+    if norm == "none":
+        left = x
+    else:
+        left = _normalized(x, *((normed, inverses) if normed.shape[0] else _empty_normed(x)), norm, eps)
+    silu = activation == "silu"
+    bf16_products.linear(left, weight, bias, outs, before=before if silu else None, silu=silu)
+    return outs, before, normed, inverses
+
+
+@torch_operator("norm_linear", outputs="outs before normed inverses", fake=_empty_outputs, bf16=_forward_in_bf16)
 def _forward(
     x: Tensor, weight: Tensor, bias: Tensor | None, widths: list[int], norm: str, activation: str, eps: float
 ) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
@@ -111,7 +139,8 @@ def _forward_fused(
 
 
 def _normalized(x: Tensor, normed: Tensor, inverses: Tensor, norm: str, eps: float) -> Tensor:
-    _normalize_kernel(
+    kernel = _normalize_bf16_kernel if x.dtype == torch.bfloat16 else _normalize_kernel
+    kernel(
         x.data_ptr(),
         normed.data_ptr(),
         inverses.data_ptr(),
@@ -127,13 +156,30 @@ def _empty_normed(x: Tensor) -> tuple[Tensor, Tensor]:
     return x.new_empty(x.shape), x.new_empty(x.shape[0], dtype=torch.float32)
 
 
-@torch_operator("normalize", outputs="normed inverses", fake=_empty_normed)
-def _normalize(x: Tensor, norm: str, eps: float) -> tuple[Tensor, Tensor]:
+def _normalize_any(x: Tensor, norm: str, eps: float) -> tuple[Tensor, Tensor]:
     normed, inverses = _empty_normed(x)
     return _normalized(strided_rows(x), normed, inverses, norm, eps), inverses
 
 
-@torch_operator("normalize_backward", fake=lambda grad: grad.new_empty(grad.shape))
+@torch_operator("normalize", outputs="normed inverses", fake=_empty_normed, bf16=_normalize_any)
+def _normalize(x: Tensor, norm: str, eps: float) -> tuple[Tensor, Tensor]:
+    return _normalize_any(x, norm, eps)
+
+
+def _through_norm_in_bf16(grad: Tensor, normed: Tensor, inverses: Tensor, norm: str) -> Tensor:
+    """The gradient of x in bf16, from that of norm(x) in fp32, which is overwritten."""
+    grad_x = torch.empty_like(normed)
+    _normalize_backward_bf16_kernel(
+        grad.data_ptr(), normed.data_ptr(), inverses.data_ptr(), grad_x.data_ptr(), *grad.shape, NORMS[norm]
+    )
+    return grad_x
+
+
+def _normalize_backward_in_bf16(grad: Tensor, normed: Tensor, inverses: Tensor, norm: str) -> Tensor:
+    return _through_norm_in_bf16(grad.float().contiguous(), normed, inverses, norm)
+
+
+@torch_operator("normalize_backward", fake=lambda grad: grad.new_empty(grad.shape), bf16=_normalize_backward_in_bf16)
 def _normalize_backward(grad: Tensor, normed: Tensor, inverses: Tensor, norm: str) -> Tensor:
     grad_x = grad.clone(memory_format=torch.contiguous_format)
     _normalize_backward_kernel(grad_x.data_ptr(), normed.data_ptr(), inverses.data_ptr(), *grad_x.shape, NORMS[norm])
@@ -179,7 +225,39 @@ def _empty_gradients(weight: Tensor, left: Tensor, has_bias: bool) -> tuple[Tens
     )
 
 
-@torch_operator("norm_linear_backward", fake=_empty_gradients)
+def _backward_in_bf16(
+    grads: list[Tensor | None],
+    widths: list[int],
+    weight: Tensor,
+    before: Tensor,
+    left: Tensor,
+    inverses: Tensor,
+    has_bias: bool,
+    norm: str,
+    activation: str,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of activations between two products are rounded, and so is norm(x)."""
+    only = grads[0]
+    if activation == "none" and len(grads) == 1 and only is not None:
+        grad = strided_rows(only)
+    else:
+        grad = _join(grads, widths, before, left, activation)
+    left = strided_rows(left)
+    if norm != "none" and is_small(weight):
+        empty, inverses = _empty_normed(left)
+        left = _normalized(left, empty, inverses, norm, eps)
+    grad_x, grad_weight, _ = _empty_gradients(weight, left, has_bias)
+    bf16_products.multiply(left.t(), grad, None, grad_weight)
+    if norm == "none":
+        bf16_products.multiply(grad, weight.t(), None, grad_x)
+    else:
+        wide = bf16_products.multiply(grad, weight.t(), None, weight.new_empty(grad_x.shape))
+        grad_x = _through_norm_in_bf16(wide, left, inverses, norm)
+    return grad_x, grad_weight, grad.sum(0, dtype=torch.float32) if has_bias else weight.new_empty(0)
+
+
+@torch_operator("norm_linear_backward", fake=_empty_gradients, bf16=_backward_in_bf16)
 def _backward(
     grads: list[Tensor | None],
     widths: list[int],
@@ -253,7 +331,8 @@ def _join(grads: list[Tensor | None], widths: list[int], before: Tensor, left: T
     pieces = [None if grad is None else strided_rows(grad) for grad in grads]
     addresses, sizes, strides = native.addresses(pieces), native.int64s(widths), _strides(pieces)
     out = left.new_empty(left.shape[0], sum(widths))
-    _activate_backward_kernel(
+    kernel = _activate_backward_bf16_kernel if out.dtype == torch.bfloat16 else _activate_backward_kernel
+    kernel(
         before.data_ptr(),
         ctypes.addressof(addresses),
         ctypes.addressof(strides),
