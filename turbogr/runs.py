@@ -313,6 +313,16 @@ class OpenedRun(TrainedModel):
     split: Split
 
     @property
+    def encoder(self) -> TableEncoder:
+        """The model as vectors of users and items, those of items without a training event by their features.
+
+        Raises:
+            UserError: the run's task is not retrieval.
+        """
+        task = self._retrieval()
+        return task.encoder(task.tables_with_cold_items(self.tables, self.store, self.split))
+
+    @property
     def delivered(self) -> str | None:
         """What the run recommends with, in words; None for tasks that recommend nothing."""
         chosen = getattr(self.task, "delivered", None)

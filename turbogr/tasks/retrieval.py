@@ -32,6 +32,7 @@ from turbogr.simple.delivery import Delivered, choose_delivered
 from turbogr.simple.selection import Selection, choose_methods
 from turbogr.tables.embedding_tables import ITEM, EmbeddingTables, TableSpec
 from turbogr.tables.working_set import BatchIds, TableIds, WorkingSets
+from turbogr.tasks.cold_items import with_cold_items
 from turbogr.tasks.features import features_of, looked_up, resolve_features, table_specs
 from turbogr.tasks.task import DataFacts, Flops, Metrics, Task
 
@@ -199,8 +200,14 @@ class RetrievalTask(Task):
         split: Split,
         should_stop: Callable[[], bool] | None = None,
     ) -> Scorer:
-        """Return what the run itself has learnt, whatever it delivers."""
-        return self.scorer(tables)
+        """Return what the run itself has learnt, whatever it delivers; unseen items by their features, if they have
+        any."""
+        return self.scorer(self.tables_with_cold_items(tables, store, split))
+
+    def tables_with_cold_items(self, tables: Mapping[str, Tensor], store: Store, split: Split) -> Mapping[str, Tensor]:
+        """Return the tables, with vectors of items without a training event that are made from their features."""
+        filled = with_cold_items(tables[ITEM], store, split.train_end)
+        return tables if filled is tables[ITEM] else {**tables, ITEM: filled}
 
     def compared_methods(self) -> tuple[str, ...] | None:
         """Return the baselines that the run is compared with; None: all that can be fitted."""
