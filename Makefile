@@ -112,7 +112,9 @@ chaos: $(PACKAGE)
 bench: $(DEV)
 	@mkdir -p runs/bench
 	@set -e; for name in $(or $(BENCH),$$($(BIN)/turbogr bench | cut -d' ' -f1)); do \
-		echo "== $$name"; $(BIN)/turbogr bench $$name --json runs/bench/$$name.json; done
+		echo "== $$name"; \
+		if [ $$name = paper ]; then $(BIN)/turbogr bench paper --out runs/bench/paper; \
+		else $(BIN)/turbogr bench $$name --json runs/bench/$$name.json; fi; done
 
 clean:
 	rm -rf build dist *.egg-info $(DEMO) $(DEMO_RANKING) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -139,3 +139,15 @@ def test_the_faster_gradient_is_the_baseline(monkeypatch: pytest.MonkeyPatch) ->
     figures, table = embedding._compare_several_tables({"tables": [8]})
     assert figures == {"lookup_forward_speedup_tables_8": 4.0, "lookup_backward_speedup_tables_8": 3.0}
     assert list(table.rows[0]) == [8, 5000.0, 1000.0, 4.0, 4000.0, 1000.0, 3.0, "sparse"]
+
+
+def test_the_bare_look_up_is_that_of_training() -> None:
+    settings = {**embedding.SETTINGS, "num_ids": 4096, "num_padding": 2000, "num_rows": 500, "max_len": 512}
+    sides = _several_tables.make_sides(settings, _several_tables.make_features(settings, 1))
+    bare, ours = sides["bare"], sides["ours"]
+    found = ours.forward()
+    torch.testing.assert_close(bare.forward()[0], found[1][0])
+    rows, sums = bare.backward(bare.forward())
+    trained = ours.backward(found)[0]
+    torch.testing.assert_close(sums[rows.argsort()], trained.grad[trained.slots.argsort()])
+    assert "bare" not in _several_tables.make_sides(settings, _several_tables.make_features(settings, 2))

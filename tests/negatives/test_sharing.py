@@ -89,8 +89,9 @@ def definition(
     groups = objective._groups(batch.items.offsets)
     chosen = None
     if groups is None and more:
+        within = offsets[[0, -1]] if config.sharing == "batch" else offsets
         chosen = choose_others(
-            offsets, batch.events, config.num_negatives, more, sharing_seed(objective.context.seed, step)
+            within, batch.events, config.num_negatives, more, sharing_seed(objective.context.seed, step)
         )
     losses = []
     for t in range(len(targets)):
@@ -111,7 +112,7 @@ HARD = {"sampler": "mixture", "shares": (0.2, 0.4, 0.2, 0.2), "hard_size": 3}
 SAMPLERS: list[dict[str, object]] = [*({"sampler": name} for name in ("uniform", "popularity", "in-batch")), HARD]
 COMBINATIONS = [
     {"sharing": sharing, "expansion": expansion, "precision": precision, "segment_mb": segment_mb, **sampler}
-    for sharing, expansion in (("group", 1), ("group", 3), ("positions", 3), ("logits", 2))
+    for sharing, expansion in (("group", 1), ("group", 3), ("positions", 3), ("batch", 3), ("logits", 2))
     for precision in ("fp32", "fp16", "int8")
     for segment_mb in (None, 3e-4)
     for sampler in SAMPLERS

@@ -88,6 +88,15 @@ def run_benchmark(
     return summarise(name, result, settings, command=command), result
 
 
+def settings_of(name: str, assignments: list[str] | None) -> dict[str, Any]:
+    """Return a benchmark's settings with `key=value` assignments applied.
+
+    Raises:
+        UserError: an unknown benchmark or setting, or a value that does not fit.
+    """
+    return _settings(name, assignments)
+
+
 def _settings(name: str, assignments: list[str] | None) -> dict[str, Any]:
     defaults: Mapping[str, Any] = getattr(load(name), "SETTINGS", {})
     return parse_settings(name, defaults, assignments or [])

@@ -16,11 +16,13 @@ import numpy as np
 import torch
 
 from turbogr.bench._journal import measured
+from turbogr.bench._paper_rows import filled_lengths
 from turbogr.bench._ranks import rank_main, run_as_ranks
 from turbogr.bench.record import Cell, Table
 from turbogr.config import Config, ModelConfig, resolve
-from turbogr.data.balance import StepPlan, Strategy, plan_steps, wait_share
+from turbogr.data.balance import Strategy, plan_steps, share_step, wait_share
 from turbogr.data.cost import CostModel, Float64Array
+from turbogr.data.step_windows import plan_windows
 from turbogr.data.vocabulary import Int64Array
 from turbogr.parallel.mesh import Mesh, choose_mesh
 from turbogr.parallel.world import World
@@ -59,21 +61,30 @@ def measured_waiting(ranks: int, steps: int, median: float, mean: float, figures
     return Table(title, ["strategy", "waiting %", "by the cost model %", "slowest rank ms"], rows)
 
 
+def planned_waiting(ranks: int, steps: int) -> dict[str, list[float]]:
+    """Train on half-full sequences, 2 for each of `ranks` processes, in order, shared by cost, and planned together.
+
+    Returns by way the per cent waited: with equal ranks; with the last one at half speed (it computes everything twice)
+    where balancing does not know it; and where it does.
+
+    Raises:
+        MeasurementFailed: the processes failed; the message says why.
+    """
+    found = run_as_ranks("turbogr.bench._balance_measured", ranks, {"planned_steps": steps})
+    return {way: [100 * share for share in shares] for way, shares in found.items()}
+
+
 def measure(world: World, options: dict[str, Any]) -> dict[str, Any]:
     """Measure on all ranks together; return the same result on each."""
-    model = ModelConfig(dim=64, num_blocks=2, num_heads=2, max_len=_MAX_LEN)
-    sizes: dict[str, Any] = {"num_sequences": 2**20, "typical_length": _MAX_LEN, "longest_length": _MAX_LEN}
-    config, device = resolve(Config(model=model), num_items=_NUM_ITEMS, **sizes), torch.device("cpu")
-    measured = measure_cost(config, _NUM_ITEMS, device=device) if world.is_first else CostModel()
-    cost = world.gather_objects(measured)[0]
-    mesh = Mesh.build(world, choose_mesh(world.size, world.local_size), "cpu")
-    stepper = Stepper(config, _NUM_ITEMS, device=device, mesh=mesh)
+    if "planned_steps" in options:
+        return _measure_planned(world, options["planned_steps"])
+    stepper, cost = _prepare(world)
     batch_size = world.size * _BATCH_SIZE
     lengths = lognormal(options["steps"] * batch_size, options["median"] / _SCALE, options["mean"] / _SCALE, _MAX_LEN)
     result: dict[str, Any] = {"cost": [cost.a, cost.b]}
     for when, strategy in _STRATEGIES.items():
         plan = plan_steps(lengths, world=world.size, batch_size=batch_size, strategy=strategy, cost=cost)
-        own = np.min([_own_seconds(stepper, plan) for _ in range(_REPEATS)], axis=0)
+        own = np.min([_own_seconds(stepper, lengths, list(plan)) for _ in range(_REPEATS)], axis=0)
         seconds = np.array(world.gather_objects(own)).T
         planned = np.array([[cost.step_cost(lengths[part]) for part in step] for step in plan])
         slowest = float(seconds.max(axis=1).mean())
@@ -81,17 +92,64 @@ def measure(world: World, options: dict[str, Any]) -> dict[str, Any]:
     return result
 
 
-def _own_seconds(stepper: Stepper, plan: StepPlan) -> Float64Array:
-    """Train on every step of a plan; return the seconds that this rank computed in each, [steps]."""
+def _measure_planned(world: World, steps: int) -> dict[str, list[float]]:
+    stepper, cost = _prepare(world)
+    size = 2 * world.size
+    lengths = filled_lengths(steps * size, _MAX_LEN)
+    windows = plan_windows(lengths, batch_size=size, ranks=world.size, window=steps, cost=cost)
+    slow = np.ones(world.size)
+    slow[-1] = 0.5
+    result = {}
+    for way in ("before", "shared", "after"):
+        shares = []
+        for speeds, known in ((np.ones(world.size), True), (slow, False), (slow, True)):
+            options: dict[str, Any] = {"world": world.size, "cost": cost, "speeds": speeds if known else None}
+            strategy: Strategy = "none" if way == "before" else "reallocate"
+            if way == "after":
+                plan = []
+                for number in range(len(windows)):
+                    chosen, parts = windows.step(number)
+                    shared = share_step(
+                        lengths[chosen], strategy=strategy, parts=parts, num_parts=world.size, **options
+                    )
+                    plan.append([chosen[share] for share in shared])
+            else:
+                plan = list(plan_steps(lengths, batch_size=size, strategy=strategy, **options))
+            times = round(1 / speeds[world.rank])
+            own = np.min([_own_seconds(stepper, lengths, plan, times) for _ in range(_REPEATS)], axis=0)
+            shares.append(wait_share(np.array(world.gather_objects(own)).T))
+        result[way] = shares
+    return result
+
+
+def _prepare(world: World) -> tuple[Stepper, CostModel]:
+    """Return a small model on every rank and what sequences cost there, as one rank has measured it."""
+    model = ModelConfig(dim=64, num_blocks=2, num_heads=2, max_len=_MAX_LEN)
+    sizes: dict[str, Any] = {"num_sequences": 2**20, "typical_length": _MAX_LEN, "longest_length": _MAX_LEN}
+    config, device = resolve(Config(model=model), num_items=_NUM_ITEMS, **sizes), torch.device("cpu")
+    measured = measure_cost(config, _NUM_ITEMS, device=device) if world.is_first else CostModel()
+    cost = world.gather_objects(measured)[0]
+    mesh = Mesh.build(world, choose_mesh(world.size, world.local_size), "cpu")
+    return Stepper(config, _NUM_ITEMS, device=device, mesh=mesh), cost
+
+
+def _own_seconds(stepper: Stepper, lengths: Int64Array, plan: list[list[Int64Array]], times: int = 1) -> Float64Array:
+    """Train on every step of a plan; return the seconds that this rank computed in each, [steps].
+
+    A slow rank computes everything several `times`.
+    """
     world, seconds = stepper.mesh.world, []
     for number, parts in enumerate(plan):
-        step_lengths = torch.from_numpy(plan.lengths[plan.global_batch(number)])
-        batch = made_up_batch(plan.lengths[parts[world.rank]], _NUM_ITEMS)
+        step_lengths = torch.from_numpy(lengths[np.concatenate(parts)])
+        batch = made_up_batch(lengths[parts[world.rank]], _NUM_ITEMS)
         batch = dataclasses.replace(batch, step_lengths=step_lengths)
         batch = stepper.prepare(batch, number)
         working_set = stepper.fetch(batch)
         world.barrier()
         started = time.perf_counter()
+        for _ in range(times - 1):
+            if batch.num_tokens:
+                stepper.loss(batch, working_set, number).backward()  # type: ignore[no-untyped-call]
         loss = stepper.compute(batch, working_set, number)
         seconds.append(time.perf_counter() - started)
         world.barrier()

@@ -34,6 +34,8 @@ class Journal:
     def __init__(self, path: Path | None = None, identity: Mapping[str, Any] | None = None) -> None:
         self.path, self._identity = path, json.loads(json.dumps(dict(identity or {})))
         self._cases: dict[str, Any] = {}
+        self.prefix = ""
+        """Put before the names of cases: a benchmark that runs others has theirs more than once."""
         self._asked: set[str] = set()
         self.failed: list[str] = []
         if path is not None and path.exists():
@@ -51,6 +53,7 @@ class Journal:
         Raises:
             CaseFailed: `work` raised MeasurementFailed; the message names the case.
         """
+        case = self.prefix + case
         assert case not in self._asked, f"two cases are called '{case}'"
         self._asked.add(case)
         if case not in self._cases:
@@ -101,6 +104,19 @@ def using(journal: Journal) -> Iterator[None]:
         yield
     finally:
         _current = before
+
+
+@contextmanager
+def cases_of(section: str) -> Iterator[None]:
+    """Put the section before the names of cases inside the block: benchmarks that are part of it have their own."""
+    if _current is None:
+        yield
+        return
+    before, _current.prefix = _current.prefix, f"{_current.prefix}{section}: "
+    try:
+        yield
+    finally:
+        _current.prefix = before
 
 
 def measured(case: str, work: Callable[[], Any]) -> Any:

@@ -23,10 +23,10 @@ def padded_hstu_attention(
     """Return HSTU attention of jagged [T, h, d], computed on padded [B, max_len, h, d] in plain PyTorch."""
     lengths = offsets.diff()
     filled = torch.arange(max_len)[None, :] < lengths[:, None]
-    q_bnhd, k_bnhd, v_bnhe = (_pad(x, filled) for x in (q, k, v))
+    q_bnhd, k_bnhd, v_bnhe = (pad(x, filled) for x in (q, k, v))
     position = torch.arange(max_len)
     by_position = position_weight[max_len - 1 + position[None, :] - position[:, None]]
-    distance = (_pad(query_times, filled)[:, :, None] - _pad(key_times, filled)[:, None, :]).abs().clamp(min=1)
+    distance = (pad(query_times, filled)[:, :, None] - pad(key_times, filled)[:, None, :]).abs().clamp(min=1)
     buckets = (torch.log(distance.float()) / BUCKET_WIDTH).long().clamp(max=time_weight.numel() - 1)
     bias = by_position[None] + time_weight[buckets]
     scores = torch.einsum("bnhd,bmhd->bhnm", q_bnhd, k_bnhd) + bias[:, None]
@@ -36,7 +36,8 @@ def padded_hstu_attention(
     return out[filled]
 
 
-def _pad(x: Tensor, filled: Tensor) -> Tensor:
+def pad(x: Tensor, filled: Tensor) -> Tensor:
+    """Return jagged [T, ...] as padded [B, n, ...], zeros where `filled` [B, n] is false."""
     out = x.new_zeros(*filled.shape, *x.shape[1:])
     out[filled] = x
     return out

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from turbogr.bench._embedding import draw_zipf_ids
 from turbogr.config import OptimizerConfig
-from turbogr.ops import keep_freed_memory
+from turbogr.ops import keep_freed_memory, look_up_rows, unique_rows
 from turbogr.tables.embedding_tables import EmbeddingTables, TableSpec
 from turbogr.tables.table import LocalTable, RowGradients
 from turbogr.tables.working_set import TableIds, WorkingSets
@@ -80,6 +80,22 @@ class Ours:
         return self._tables.sum_gradients([group.request for group in sets.groups], sets.gradients())
 
 
+class Bare:
+    """The look-up of one table alone: forward a vector for every real id; backward finds the distinct rows and sums."""
+
+    def __init__(self, feature: Feature, weight: Tensor, grad: Tensor) -> None:
+        self._ids, self._weight, self._grad = feature.ids, weight, grad
+        self._zeros, self._keys = torch.zeros_like(feature.ids), torch.arange(feature.ids.numel())
+
+    def forward(self) -> list[Tensor]:
+        return look_up_rows(self._weight, self._ids, [self._ids.numel()])
+
+    def backward(self, found: list[Tensor]) -> tuple[Tensor, Tensor]:
+        distinct, index = unique_rows(self._ids, self._weight.shape[0])
+        options = (self._zeros, self._keys, distinct.numel(), 0, 1.0, 0.0, 0)
+        return distinct, torch.ops.turbogr.embed_backward(self._grad, index, *options)[0]
+
+
 class Padded:
     """One `nn.Embedding` per table: a vector for every padded id.
 
@@ -118,7 +134,9 @@ def make_sides(settings: Mapping[str, Any], features: list[Feature]) -> dict[str
         grads.append(torch.randn(feature.ids.numel(), width))
         padded_grads.append(torch.zeros(*feature.padded.shape, width))
         padded_grads[-1][feature.real] = grads[-1]
+    bare = {"bare": Bare(features[0], weights[0].detach(), grads[0])} if len(features) == 1 else {}
     return {
+        **bare,
         "ours": Ours(features, tables, grads),
         "dense": Padded(features, weights, padded_grads, sparse=False),
         "sparse": Padded(features, weights, padded_grads, sparse=True),

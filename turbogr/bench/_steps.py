@@ -19,7 +19,12 @@ from turbogr.training.step import Stepper
 def make_stepper(options: dict[str, Any], mesh: Mesh, parallel: ParallelConfig | None = None) -> Stepper:
     """Return a stepper with the `model`, `preset`, `num_items` and `num_negatives` of the options, and row Adagrad."""
     config = Config(
-        model=ModelConfig(name=options["model"], preset=options["preset"], dropout=0.5),
+        model=ModelConfig(
+            name=options["model"],
+            preset=options["preset"],
+            dropout=0.5,
+            **({"dim": options["dim"]} if options.get("dim") else {}),
+        ),
         loss=LossConfig(num_negatives=options["num_negatives"]),
         optimizer=OptimizerConfig(table="adagrad"),
         parallel=parallel or ParallelConfig(),

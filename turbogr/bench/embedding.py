@@ -3,7 +3,8 @@
 Claim: the input stage of a model is several times faster on real ids than on the padded batch.
 Compared with: PyTorch as the public HSTU and SASRec code uses it; `nn.Embedding`; FBGEMM's CPU table.
 Keys: `forward_speedup`, `backward_speedup` of the input stage, the same with `lookup_` for the look-up alone,
-`forward_vs_fbgemm`, `backward_vs_fbgemm`, and `lookup_forward_speedup_tables_N`, `lookup_backward_speedup_tables_N`.
+`forward_vs_fbgemm`, `backward_vs_fbgemm`, `bare_forward_speedup` and `bare_backward_speedup` of the look-up of one
+table without finding distinct rows first, and `lookup_forward_speedup_tables_N`, `lookup_backward_speedup_tables_N`.
 
 The paper's case: 1,064,960 ids of which 537,019 are padding. Three comparisons, each measurement in its own process:
 
@@ -130,6 +131,9 @@ def _compare_several_tables(settings: Mapping[str, Any]) -> tuple[dict[str, floa
             )
             ratio = median(their / our for their, our in zip(theirs, ours, strict=True))
             figures[f"lookup_{part}_speedup_tables_{number}"] = ratio
+            if "bare" in seconds:
+                bare = seconds["bare"][part]
+                figures[f"bare_{part}_speedup"] = median(their / our for their, our in zip(theirs, bare, strict=True))
             row += [1e3 * median(theirs), 1e3 * median(ours), ratio]
         rows.append([*row, kind])
     columns = ["tables", "forward ms", "ours", "speed-up", "backward ms", "ours", "speed-up", "its gradient"]

@@ -85,10 +85,13 @@ class Record:
     versions: dict[str, str]
     command: str
     settings: dict[str, Any]
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    """Of `paper`: the claims, with what they are compared with."""
 
     def write(self, path: Path | str) -> None:
         """Write the record as JSON, atomically."""
-        replace_text(path, json.dumps(asdict(self), indent=2, allow_nan=False) + "\n")
+        content = {key: value for key, value in asdict(self).items() if key != "rows" or value}
+        replace_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
 
     @classmethod
     def read(cls, path: Path | str) -> Record:

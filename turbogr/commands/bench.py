@@ -31,6 +31,8 @@ def add_parser(subparsers: Any) -> None:
         dest="assignments",
         help="change a setting; may be repeated",
     )
+    parser.add_argument("--out", type=Path, metavar="DIR", help="of `paper`: write its records and its page to DIR")
+    parser.add_argument("--quick", action="store_true", help="of `paper`: small sizes, 20 minutes on two cores")
     parser.set_defaults(run=run)
 
 
@@ -40,6 +42,10 @@ def run(args: argparse.Namespace) -> int:
         width = max(len(name) for name in bench.names())
         print("\n".join(f"{name:<{width}}  {bench.describe(name)}" for name in bench.names()))
         return 0
+    if args.name == "paper":
+        return _run_paper(args)
+    if args.out is not None or args.quick:
+        raise UserError(f"--out and --quick are options of `turbogr bench paper`; {args.name} takes --json FILE")
     if args.json is not None:
         _check_json_path(args.json)  # before the benchmark, which can take long
     journal = bench.Journal() if args.json is None else bench.open_journal(args.name, args.assignments, args.json)
@@ -63,6 +69,17 @@ def run(args: argparse.Namespace) -> int:
         if journal.failed:
             _note(f"the record is not complete; the same command measures what is missing: {', '.join(journal.failed)}")
     return 0
+
+
+def _run_paper(args: argparse.Namespace) -> int:
+    """Measure section after section; what is done stands in the folder at any moment."""
+    from turbogr.bench import _paper_folder
+
+    if args.json is not None:
+        raise UserError(f"--json {args.json}: `turbogr bench paper` writes several records; name a folder with --out")
+    assignments = [*(["quick=true"] if args.quick else []), *args.assignments]
+    folder = args.out
+    return _paper_folder.measure(folder, assignments, _command(), _note)
 
 
 def _say_what_is_kept(journal: bench.Journal) -> None:

@@ -120,7 +120,8 @@ class LossConfig:
 
     With `expansion` k each position is compared with k · num_negatives items. `sharing` says where they come from:
     `group`: k consecutive positions draw that many together; `positions`: a position takes the others from positions
-    of its sequence; `logits`: it takes those positions' logits.
+    of its sequence; `batch`: from tokens of any sequence of the batch (on several ranks: of the rank's part of it);
+    `logits`: it takes the logits of positions of its sequence.
 
     `precision` is that of the negatives' vectors. `segment_mb` computes the loss in segments of positions, whose memory
     besides the rows is about that many megabytes for any number of negatives (unset: in one piece). With a single
@@ -136,7 +137,7 @@ class LossConfig:
     hard_size: int = 64
     hard_every: int = 1000
     expansion: int = 1
-    sharing: Literal["group", "positions", "logits"] = "group"
+    sharing: Literal["group", "positions", "batch", "logits"] = "group"
     precision: Literal["fp32", "fp16", "int8"] = "fp32"
     segment_mb: float | None = None
 

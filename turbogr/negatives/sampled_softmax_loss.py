@@ -97,6 +97,8 @@ class SampledSoftmaxLoss(Loss):
                     log_q=log_q,
                     precision=config.precision,
                 )
+            if config.sharing == "batch":
+                offsets = offsets[[0, -1]]  # as if the batch were one sequence
             counted = SharedNegatives(negatives, positives, offsets, keys, more, seed)
         score: Callable[..., Tensor] = sampled_softmax
         if config.segment_mb is not None:

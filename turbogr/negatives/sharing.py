@@ -1,12 +1,13 @@
 """Sharing negatives between positions: R drawn for each act like k·R.
 
 Positions share within their sequence, so what they see does not depend on how sequences are grouped into batches or
-assigned to ranks.
+assigned to ranks. Only `batch` shares among all positions that a rank has, and so depends on both.
 
 - `group`: consecutive positions form groups of k that draw k·R negatives together and are all scored against them.
 - `positions`: each position draws R, and takes (k - 1)·R more from those of its sequence's other positions, each
   position its own choice (the paper's formula).
-- `logits`: the same choice, but what is taken are the other positions' logits as they are (the paper's prose).
+- `batch`: the same with the tokens of any sequence, as the paper's evaluation has it.
+- `logits`: the choice of `positions`, but of the other positions' logits as they are (the paper's prose).
 """
 
 from __future__ import annotations
