@@ -78,8 +78,9 @@ demo-ranking: $(PACKAGE)
 	@$(BIN)/turbogr evaluate $(DEMO_RANKING)/run
 	@$(BIN)/turbogr report $(DEMO_RANKING)/run
 
+# One thread for each worker of the tests: more threads than cores wait for each other, and take many times as long.
 test: $(DEV)
-	@$(BIN)/python -m pytest -n auto --dist loadfile
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
 
 lint: $(DEV)
 	@$(BIN)/ruff check .

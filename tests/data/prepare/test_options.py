@@ -50,6 +50,7 @@ OPTIONS: dict[str, Any] = {
     "drop_bad_rows": True,
     "where": ["rating >= 2"],
     "preset": "kuairand-27k",
+    "with_features": True,
     "num_users": 9,
     "num_items": 50,
     "mean_length": 12.0,
