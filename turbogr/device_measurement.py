@@ -68,11 +68,20 @@ def peak_memory(device: torch.device) -> int | None:
         return None
 
 
+def set_product_precision(precision: str, device: torch.device) -> None:
+    """Let products of fp32 matrices be in TF32 from now on if a run's precision says so, on accelerators that have it.
+
+    On a CPU they stay in fp32: what PyTorch does there with this setting depends on the processor.
+    """
+    is_narrow = precision == "tf32" and device.type != "cpu"
+    torch.set_float32_matmul_precision("high" if is_narrow else "highest")
+
+
 @contextmanager
-def products_in(precision: str) -> Iterator[None]:
-    """Compute products of fp32 matrices in the block in IEEE fp32, or in TF32 where a device has it."""
+def products_in(precision: str, device: torch.device) -> Iterator[None]:
+    """Compute products of fp32 matrices in the block as `set_product_precision` says."""
     before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+    set_product_precision(precision, device)
     try:
         yield
     finally:
@@ -82,7 +91,7 @@ def products_in(precision: str) -> Iterator[None]:
 def device_gemm_peak(device: torch.device, precision: Precision = "fp32") -> float:
     """Return the best rate of several large square matrix products of the device's library, in FLOP/s."""
     dtype, best = torch.bfloat16 if precision == "bf16" else torch.float32, 0.0
-    with products_in(precision):
+    with products_in(precision, device):
         for size in _GEMM_SIZES:
             left = torch.full((size, size), 0.5, dtype=dtype, device=device)
             right = torch.full((size, size), 0.25, dtype=dtype, device=device)

@@ -435,6 +435,7 @@ def _load(folder: RunFolder, which: Which, device: str | torch.device) -> Traine
 
     from turbogr.accelerators import choose_device
     from turbogr.checkpoints import Checkpoints
+    from turbogr.device_measurement import set_product_precision
     from turbogr.tasks import make_task
     from turbogr.tasks.task import DataFacts
 
@@ -453,6 +454,7 @@ def _load(folder: RunFolder, which: Which, device: str | torch.device) -> Traine
     task.model.eval().requires_grad_(False)
     chosen_device = choose_device(device, setting="device") if isinstance(device, str) else device
     task.model.to(chosen_device)
+    set_product_precision(config.train.precision, chosen_device)
     if config.loss.segment_mb is None:
         tables = {name: weight.to(chosen_device) for name, weight in tables.items()}
     chosen = ChosenCheckpoint(step, progress.epochs, "last" if best is None else "best")

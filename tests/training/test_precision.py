@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from tests.training.test_run import assert_same_end, final_tensors, stop_after
 from turbogr.cli import main
 from turbogr.config import Config
 from turbogr.data.store import Store
+from turbogr.device_measurement import products_in
 from turbogr.errors import Note
 from turbogr.ops import bf16_unit
 from turbogr.parallel.consistency import use_same_bf16_unit
@@ -110,3 +112,26 @@ def test_evaluate_and_recommend_tell_the_precision(
     out = tmp_path / "recommendations.csv"
     assert main(["recommend", str(tmp_path / "run"), "--k", "3", "--out", str(out)]) == 0
     assert "(the model computes in bf16)" in capsys.readouterr().err
+
+
+def test_tf32_is_for_accelerators_and_on_a_cpu_computes_what_fp32_does(
+    config: Config, store: Store, tmp_path: Path
+) -> None:
+    before = torch.get_float32_matmul_precision()
+    short = dataclasses.replace(config.train, epochs=1)
+    ends = []
+    for precision, expected in (("fp32", None), ("tf32", "tf32 is for accelerators")):
+        chosen = dataclasses.replace(config, train=dataclasses.replace(short, precision=precision))
+        with pytest.warns(Note, match=expected) if expected else nullcontext():
+            train(chosen, store.path, tmp_path / precision)
+        ends.append(final_tensors(chosen, store, tmp_path / precision))
+    assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
+    assert torch.get_float32_matmul_precision() == before == "highest"
+
+
+@pytest.mark.parametrize(("precision", "products"), [("fp32", "highest"), ("tf32", "high"), ("bf16", "highest")])
+def test_products_on_a_device_are_in_the_precision_of_the_run(precision: str, products: str) -> None:
+    with products_in(precision, torch.device("cuda")):
+        assert torch.get_float32_matmul_precision() == products
+    with products_in(precision, torch.device("cpu")):
+        assert torch.get_float32_matmul_precision() == "highest"

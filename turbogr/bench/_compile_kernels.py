@@ -9,10 +9,11 @@ import hashlib
 import json
 import os
 import re
-import subprocess
 import tempfile
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from importlib import import_module
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from turbogr.files import replace_text
 from turbogr.ops import triton_kernels
 from turbogr.ops.triton_kernels.variants import Variant
 
-_RESULT_VERSION = 1
+_RESULT_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -127,22 +128,23 @@ def _compile(variant: Variant, target: Target) -> dict[str, Any]:
     signature, attributes = signature_of(variant, kernel.arg_names)
     source = ASTSource(fn=kernel, signature=signature, constexprs=dict(variant.constants), attrs=attributes)
     try:
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory() as folder, triton.knobs.nvidia.scope(), redirect_stdout(StringIO()) as log:
+            triton.knobs.nvidia.dump_ptxas_log = True
             os.environ["TRITON_CACHE_DIR"] = folder  # the facts are kept, not the binaries
             compiled = triton.compile(
                 source, target=GPUTarget(target.device, target.arch, target.warp), options=variant.tile.options()
             )
-            return _facts(compiled, variant, target)
+            return _facts(compiled, variant, target, log.getvalue())
     except Exception as error:  # whatever the compiler raises is its verdict on this variant
         return {"variant": variant.name, "target": target.name, "error": f"{type(error).__name__}: {error}"[-500:]}
 
 
-def _facts(compiled: Any, variant: Variant, target: Target) -> dict[str, Any]:
-    """Registers of a thread, bytes spilled, shared memory, and instructions by kind."""
+def _facts(compiled: Any, variant: Variant, target: Target, log: str) -> dict[str, Any]:
+    """Registers of a thread, bytes spilled, shared memory, and instructions by kind; `log` is what ptxas printed."""
     text = compiled.asm["ptx" if target.device == "cuda" else "amdgcn"]
     facts: dict[str, Any] = {"variant": variant.name, "target": target.name, "shared": int(compiled.metadata.shared)}
     if target.device == "cuda":
-        facts["registers"], facts["spills"] = _ptxas(compiled, text)
+        facts["registers"], facts["spills"] = _registers(log)
         patterns = {
             "matrix": r"\b(?:mma\.sync|wgmma\.mma_async|tcgen05\.mma)",
             "special": r"\b(?:ex2|lg2|rcp|tanh)\.approx|div\.full",
@@ -157,20 +159,10 @@ def _facts(compiled: Any, variant: Variant, target: Target) -> dict[str, Any]:
     return facts
 
 
-def _ptxas(compiled: Any, ptx: str) -> tuple[int, int]:
-    """Registers and bytes of spill stores, as `ptxas -v` reports them."""
-    import triton
-
-    arch = re.findall(r"\.target\s+(\w+)", ptx)[0]
-    folder = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-    ptxas = folder / ("ptxas-blackwell" if arch.startswith(("sm_10", "sm_12")) else "ptxas")
-    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
-        file.write(ptx)
-        file.flush()
-        command = [str(ptxas), "-v", f"--gpu-name={arch}", file.name, "-o", os.devnull]
-        printed = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-    spills = [int(number) for number in re.findall(r"(\d+) bytes spill stores", printed)]
-    return int(re.findall(r"Used (\d+) registers", printed)[0]), max(spills, default=0)
+def _registers(log: str) -> tuple[int, int]:
+    """Registers and bytes of spill stores, as `ptxas -v` reports them with the options of a launch."""
+    spills = [int(number) for number in re.findall(r"(\d+) bytes spill stores", log)]
+    return int(re.findall(r"Used (\d+) registers", log)[0]), max(spills, default=0)
 
 
 def _loop_bodies(text: str, device: str) -> list[str]:

@@ -347,7 +347,8 @@ class TrainConfig:
     while a copy of the state is written, which needs as much memory again as the weights and their optimiser's state.
     `precision` is that of the activations and of the products they are part of. With `bf16` activations take half the
     memory; parameters, optimisers, norms, sums and loss stay fp32. On a CPU projections are multiplied in bf16 where
-    AVX512_BF16 or AMX works, else in fp32, and then nothing is faster.
+    AVX512_BF16 or AMX works, else in fp32, and then nothing is faster. With `tf32` everything is stored in fp32, and
+    products are in TF32 on accelerators that have it; on a CPU they are in fp32.
     `recompute` keeps the inputs of the blocks alone for the backward pass and computes what is inside them once more:
     the same weights with a fraction of the memory, in about a third more time.
     `gemm` is which library computes the products with weights of more than 131,072 elements on a CPU: `torch` (the one
@@ -373,7 +374,7 @@ class TrainConfig:
     threads: int | None = None
     backend: str = field(default="auto", metadata={"kind": "backend"})
     gemm: str = "auto"
-    precision: Literal["fp32", "bf16"] = "fp32"
+    precision: Literal["fp32", "tf32", "bf16"] = "fp32"
     recompute: bool = False
     log_every: int = 10
     checkpoint_every: int | None = None

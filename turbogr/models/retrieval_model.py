@@ -111,7 +111,7 @@ class RetrievalModel(nn.Module):
         try:
             x_td = self._pass_through_blocks(x_td, tokens)
         except RuntimeError as error:
-            if self.precision == "fp32" or "dtype" not in str(error):
+            if self.precision != "bf16" or "dtype" not in str(error):
                 raise
             raise UserError(
                 f"the block '{self.config.name}' does not compute in {self.precision}: {error}. It gets bf16 vectors "

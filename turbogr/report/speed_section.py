@@ -51,10 +51,19 @@ def speed(run: RunData) -> Section:
         "missing": "" if figures else "This run has recorded no speed yet.",
         "peak": f"{peak / 1e9:,.0f} GFLOP/s" if math.isfinite(peak) else None,
         "by_fma": _by_fma(run),
+        "device_precision": _device_precision(run),
         "has_mfu": bool(strict),
         "nominal": _utilisation(run, "mfu_nominal", "Nominal model FLOPs utilisation", xs, x),
     }
     return Section("speed", "Speed", "speed.html", context)
+
+
+def _device_precision(run: RunData) -> str | None:
+    """The precision of an accelerator's peak; None of a CPU."""
+    machine = run.part("machine")
+    if str(machine.get("device", "cpu")).startswith("cpu"):
+        return None
+    return str(machine.get("peak_precision", "fp32")).upper().replace("BF", "bf").replace("FP", "fp")
 
 
 def _utilisation(run: RunData, key: str, title: str, xs: list[float], x: Axis) -> list[Figure]:

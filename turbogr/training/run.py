@@ -34,7 +34,7 @@ from turbogr.data.repeats import Repeats, count_repeats
 from turbogr.data.split import Split
 from turbogr.data.store import Store
 from turbogr.data.vocabulary import Int64Array
-from turbogr.device_measurement import device_gemm_peak
+from turbogr.device_measurement import Precision, device_gemm_peak, set_product_precision
 from turbogr.errors import Note, UserError, warn_caller
 from turbogr.evaluation.evaluator import Interrupted
 from turbogr.ops import bf16_unit, projections
@@ -218,19 +218,26 @@ def _build(start: RunStart, world: World) -> tuple[Trainer, dict[str, Any]]:
     ops.set_backend(config.train.backend)
     ops.keep_freed_memory()
     device = choose_device(config.train.device, world.local_rank if world.size > 1 else None)
+    set_product_precision(config.train.precision, device)
     use_same_kernels(world, device)
     config = start.config = _with_products(start, world, device)
     unit = _choose_bf16_unit(start, world, device)
     config = start.config = _with_cost(config, start.store, world, device)
     mesh_size = _mesh_size(config, start.store, world, device)
     mesh = Mesh.build(world, mesh_size, device.type)
-    peak = Peak.of_all(world.gather_objects(_peak_of(device)))
+    peak = Peak.of_all(world.gather_objects(_peak_of(device, config.train.precision)))
     trainer = Trainer(
         config, start.store, start.run, device=device, peak_flops=None if peak is None else peak.flops, mesh=mesh
     )
     environment = {
         "versions": machine.versions(),
-        "machine": {**machine.machine_facts(), "device": str(device), **peak_facts(peak), "bf16_unit": unit},
+        "machine": {
+            **machine.machine_facts(),
+            "device": str(device),
+            **peak_facts(peak),
+            "bf16_unit": unit,
+            "peak_precision": "fp32" if device.type == "cpu" else config.train.precision,
+        },
         "backends": {service.operator: service.backend for service in ops.services(device)},
         "ranks": {
             "size": world.size,
@@ -280,9 +287,9 @@ def _choose_bf16_unit(start: RunStart, world: World, device: torch.device) -> st
     return use_same_bf16_unit(world, world.gather_objects(found[-1])[0])
 
 
-def _peak_of(device: torch.device) -> Peak:
-    """Return what a device computes at most; of an accelerator, its library's best matrix product in fp32."""
-    return measure_peak() if device.type == "cpu" else Peak(None, device_gemm_peak(device))
+def _peak_of(device: torch.device, precision: Precision) -> Peak:
+    """Return what a device computes at most; of an accelerator, its library's best product in the run's precision."""
+    return measure_peak() if device.type == "cpu" else Peak(None, device_gemm_peak(device, precision))
 
 
 def _with_cost(config: Config, store: Store, world: World, device: torch.device) -> Config:
@@ -445,6 +452,8 @@ def _resumed_record(run: Path, config: Config, store: Store, changes: list[str])
 
 def _say_what_starts(trainer: Trainer, changes: list[str], why_mesh: str, about_repeats: str | None = None) -> None:
     loader, store = trainer.loader, trainer.store
+    if trainer.config.train.precision == "tf32" and trainer.device.type == "cpu":
+        warn_caller("train.precision=tf32 is for accelerators; on a CPU products are in fp32, which is as exact", Note)
     if trainer.config.train.precision == "bf16" and trainer.device.type == "cpu":
         unit = bf16_unit.in_use()
         how = "computes products in fp32, so training is not faster: no unit for bf16 works here (turbogr doctor)"

@@ -59,6 +59,11 @@ def test_bf16(operator: str) -> None:
     assert_close(operator, make_inputs([33], 1, 16, 16), "mixed rows", torch.bfloat16)
 
 
+@pytest.mark.parametrize("operator", ["hstu", "softmax"])
+def test_a_wide_head_is_multiplied_in_chunks(operator: str) -> None:
+    assert_close(operator, make_inputs([1, 33], 1, 20, 35), "random")
+
+
 def test_several_heads_read_views_in_place() -> None:
     inputs = make_inputs([5], 3, 4, 6)
     assert not inputs.q.is_contiguous()

@@ -154,6 +154,7 @@ def bias_gradients(call: Call, grad: Tensor, q: Tensor, k: Tensor, v: Tensor) ->
             BLOCK_D=padded(q.shape[2]),
             BLOCK_E=padded(v.shape[2]),
             BLOCK=tile.block_q,
+            CHUNK=tile.chunk,
             WEIGHTS=weights,
             RANGES=call.mask.is_given,
             TANH=_uses_tanh(q),
@@ -184,7 +185,7 @@ def sum_diagonals(run: Any, call: Call, bias: Bias, block: int, num_weights: int
 
 def _options(name: str, call: Call, q: Tensor, v: Tensor) -> tuple[Any, dict[str, Any]]:
     block_d, block_e = padded(q.shape[2]), padded(v.shape[2])
-    tile = attention_tile(name, precision_of(q), max(block_d, block_e), target_of(q))
+    tile = attention_tile(name, precision_of(q), max(block_d, block_e), target_of(q), bias=call.bias is not None)
     options = {
         "D": q.shape[2],
         "E": v.shape[2],
@@ -192,6 +193,7 @@ def _options(name: str, call: Call, q: Tensor, v: Tensor) -> tuple[Any, dict[str
         "BLOCK_E": block_e,
         "BLOCK_Q": tile.block_q,
         "BLOCK_K": tile.block_k,
+        "CHUNK": tile.chunk,
         "SOFTMAX": call.softmax,
         "BIAS": call.bias is not None,
         "RANGES": call.mask.is_given,

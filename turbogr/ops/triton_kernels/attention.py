@@ -19,6 +19,7 @@ from turbogr.ops.triton_kernels.tile_parts import (
     load_rows,
     locate_tile,
     multiply,
+    multiply_rows,
     narrow,
     position_weights,
     rows_of_keys,
@@ -66,6 +67,7 @@ def attention_forward(
     BLOCK_E: tl.constexpr,
     BLOCK_Q: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    CHUNK: tl.constexpr,
     SOFTMAX: tl.constexpr,
     BIAS: tl.constexpr,
     RANGES: tl.constexpr,
@@ -77,7 +79,8 @@ def attention_forward(
     start, n, row, _sequence = locate_tile(tile_sequence, first_tile, offsets, BLOCK_Q)
     head = tl.program_id(1).to(tl.int64)
     i = tl.arange(0, BLOCK_Q)
-    q_qd = load_rows(q, start, row, n, q_token, head * q_head, BLOCK_Q, D, BLOCK_D)
+    if CHUNK == 0:
+        q_qd = load_rows(q, start, row, n, q_token, head * q_head, BLOCK_Q, D, BLOCK_D)
     first_i, last_i = load_range(first, last, start, row, i[:, None], n, RANGES)
     total = tl.zeros((BLOCK_Q, BLOCK_E), tl.float32)
     largest = tl.full((BLOCK_Q,), float("-inf"), tl.float32)
@@ -86,8 +89,9 @@ def attention_forward(
     for step in range(steps + own_steps):
         column = tl.where(step < steps, begin + step * BLOCK_K, own_begin + (step - steps) * BLOCK_K)
         j = tl.arange(0, BLOCK_K)
-        k_kd = load_rows(k, start, column, n, k_token, head * k_head, BLOCK_K, D, BLOCK_D)
-        v_ke = load_rows(v, start, column, n, v_token, head * v_head, BLOCK_K, E, BLOCK_E)
+        if CHUNK == 0:
+            k_kd = load_rows(k, start, column, n, k_token, head * k_head, BLOCK_K, D, BLOCK_D)
+            v_ke = load_rows(v, start, column, n, v_token, head * v_head, BLOCK_K, E, BLOCK_E)
         seen = is_seen(row, column, i[:, None], j[None, :], first_i, last_i, n, RANGES)
         x = 0.0
         if BIAS:  # before the products: while it is looked up, their fragments need no registers
@@ -107,7 +111,28 @@ def attention_forward(
                 time_weight,
             )
             x += position_weights(position_weight, row, column, i[:, None], j[None, :], seen, max_len)
-        x += multiply(q_qd, tl.trans(k_kd), PRECISION, INTERPRETED) * alpha
+        if CHUNK == 0:
+            x += multiply(q_qd, tl.trans(k_kd), PRECISION, INTERPRETED) * alpha
+        else:
+            x += alpha * multiply_rows(
+                q,
+                row,
+                q_token,
+                head * q_head,
+                k,
+                column,
+                k_token,
+                head * k_head,
+                start,
+                n,
+                BLOCK_Q,
+                BLOCK_K,
+                D,
+                BLOCK_D,
+                CHUNK,
+                PRECISION,
+                INTERPRETED,
+            )
         if SOFTMAX:
             x = tl.where(seen, x, float("-inf"))
             new_largest = tl.maximum(largest, tl.max(x, axis=1))
@@ -119,6 +144,8 @@ def attention_forward(
             largest = new_largest
         else:
             a = tl.where(seen, x * sigmoid(x, TANH), 0.0)
+        if CHUNK != 0:
+            v_ke = load_rows(v, start, column, n, v_token, head * v_head, BLOCK_K, E, BLOCK_E)
         total += multiply(narrow(a, v.dtype.element_ty, INTERPRETED), v_ke, PRECISION, INTERPRETED)
     if SOFTMAX:
         base = tl.where(largest == float("-inf"), 0.0, largest)
@@ -194,6 +221,7 @@ def attention_backward_keys(
     BLOCK_E: tl.constexpr,
     BLOCK_Q: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    CHUNK: tl.constexpr,
     SOFTMAX: tl.constexpr,
     BIAS: tl.constexpr,
     RANGES: tl.constexpr,
@@ -206,16 +234,18 @@ def attention_backward_keys(
     head = tl.program_id(1).to(tl.int64)
     num_heads = tl.num_programs(1)
     j = tl.arange(0, BLOCK_K)
-    k_kd = load_rows(k, start, column, n, k_token, head * k_head, BLOCK_K, D, BLOCK_D)
-    v_ke = load_rows(v, start, column, n, v_token, head * v_head, BLOCK_K, E, BLOCK_E)
+    if CHUNK == 0:
+        k_kd = load_rows(k, start, column, n, k_token, head * k_head, BLOCK_K, D, BLOCK_D)
+        v_ke = load_rows(v, start, column, n, v_token, head * v_head, BLOCK_K, E, BLOCK_E)
     total_k = tl.zeros((BLOCK_K, BLOCK_D), tl.float32)
     total_v = tl.zeros((BLOCK_K, BLOCK_E), tl.float32)
     begin, steps, own_begin, own_steps = rows_of_keys(first, last, start, column, n, BLOCK_Q, BLOCK_K, RANGES)
     for step in range(steps + own_steps):
         row = tl.where(step < steps, begin + step * BLOCK_Q, own_begin + (step - steps) * BLOCK_Q)
         i = tl.arange(0, BLOCK_Q)
-        q_qd = load_rows(q, start, row, n, q_token, head * q_head, BLOCK_Q, D, BLOCK_D)
-        grad_qe = load_rows(grad, start, row, n, grad_token, head * grad_head, BLOCK_Q, E, BLOCK_E)
+        if CHUNK == 0:
+            q_qd = load_rows(q, start, row, n, q_token, head * q_head, BLOCK_Q, D, BLOCK_D)
+            grad_qe = load_rows(grad, start, row, n, grad_token, head * grad_head, BLOCK_Q, E, BLOCK_E)
         first_i, last_i = load_range(first, last, start, row, i[None, :], n, RANGES)
         seen = is_seen(row, column, i[None, :], j[:, None], first_i, last_i, n, RANGES)
         x = 0.0
@@ -237,15 +267,59 @@ def attention_backward_keys(
                 time_weight,
             )
             x += position_weights(position_weight, row, column, i[None, :], j[:, None], seen, max_len)
-        x += multiply(k_kd, tl.trans(q_qd), PRECISION, INTERPRETED) * alpha
+        if CHUNK == 0:
+            x += multiply(k_kd, tl.trans(q_qd), PRECISION, INTERPRETED) * alpha
+            grad_a = multiply(v_ke, tl.trans(grad_qe), PRECISION, INTERPRETED)
+        else:
+            x += alpha * multiply_rows(
+                k,
+                column,
+                k_token,
+                head * k_head,
+                q,
+                row,
+                q_token,
+                head * q_head,
+                start,
+                n,
+                BLOCK_K,
+                BLOCK_Q,
+                D,
+                BLOCK_D,
+                CHUNK,
+                PRECISION,
+                INTERPRETED,
+            )
+            grad_a = multiply_rows(
+                v,
+                column,
+                v_token,
+                head * v_head,
+                grad,
+                row,
+                grad_token,
+                head * grad_head,
+                start,
+                n,
+                BLOCK_K,
+                BLOCK_Q,
+                E,
+                BLOCK_E,
+                CHUNK,
+                PRECISION,
+                INTERPRETED,
+            )
         log_sum = 0.0
         delta = 0.0
         if SOFTMAX:
             log_sum = tl.load(log_sums + (start + row + i) * num_heads + head, mask=i < n - row, other=0.0)[None, :]
             delta = tl.load(deltas + (start + row + i) * num_heads + head, mask=i < n - row, other=0.0)[None, :]
-        grad_a = multiply(v_ke, tl.trans(grad_qe), PRECISION, INTERPRETED)
         a, grad_x = weigh_pairs(x, grad_a, seen, log_sum, delta, scale, SOFTMAX, TANH)
+        if CHUNK != 0:
+            grad_qe = load_rows(grad, start, row, n, grad_token, head * grad_head, BLOCK_Q, E, BLOCK_E)
         total_v += multiply(narrow(a, v.dtype.element_ty, INTERPRETED), grad_qe, PRECISION, INTERPRETED)
+        if CHUNK != 0:
+            q_qd = load_rows(q, start, row, n, q_token, head * q_head, BLOCK_Q, D, BLOCK_D)
         total_k += multiply(narrow(grad_x, q.dtype.element_ty, INTERPRETED), q_qd, PRECISION, INTERPRETED)
     store_rows(grad_k, total_k * alpha, start, column, n, num_heads * D, head * D, BLOCK_K, D, BLOCK_D, INTERPRETED)
     store_rows(grad_v, total_v, start, column, n, num_heads * E, head * E, BLOCK_K, E, BLOCK_E, INTERPRETED)
@@ -290,6 +364,7 @@ def attention_backward_rows(
     BLOCK_E: tl.constexpr,
     BLOCK_Q: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    CHUNK: tl.constexpr,
     SOFTMAX: tl.constexpr,
     BIAS: tl.constexpr,
     RANGES: tl.constexpr,
@@ -302,8 +377,9 @@ def attention_backward_rows(
     head = tl.program_id(1).to(tl.int64)
     num_heads = tl.num_programs(1)
     i = tl.arange(0, BLOCK_Q)
-    q_qd = load_rows(q, start, row, n, q_token, head * q_head, BLOCK_Q, D, BLOCK_D)
-    grad_qe = load_rows(grad, start, row, n, grad_token, head * grad_head, BLOCK_Q, E, BLOCK_E)
+    if CHUNK == 0:
+        q_qd = load_rows(q, start, row, n, q_token, head * q_head, BLOCK_Q, D, BLOCK_D)
+        grad_qe = load_rows(grad, start, row, n, grad_token, head * grad_head, BLOCK_Q, E, BLOCK_E)
     first_i, last_i = load_range(first, last, start, row, i[:, None], n, RANGES)
     log_sum = 0.0
     delta = 0.0
@@ -315,8 +391,9 @@ def attention_backward_rows(
     for step in range(steps + own_steps):
         column = tl.where(step < steps, begin + step * BLOCK_K, own_begin + (step - steps) * BLOCK_K)
         j = tl.arange(0, BLOCK_K)
-        k_kd = load_rows(k, start, column, n, k_token, head * k_head, BLOCK_K, D, BLOCK_D)
-        v_ke = load_rows(v, start, column, n, v_token, head * v_head, BLOCK_K, E, BLOCK_E)
+        if CHUNK == 0:
+            k_kd = load_rows(k, start, column, n, k_token, head * k_head, BLOCK_K, D, BLOCK_D)
+            v_ke = load_rows(v, start, column, n, v_token, head * v_head, BLOCK_K, E, BLOCK_E)
         seen = is_seen(row, column, i[:, None], j[None, :], first_i, last_i, n, RANGES)
         x = 0.0
         if BIAS:
@@ -336,8 +413,52 @@ def attention_backward_rows(
                 time_weight,
             )
             x += position_weights(position_weight, row, column, i[:, None], j[None, :], seen, max_len)
-        x += multiply(q_qd, tl.trans(k_kd), PRECISION, INTERPRETED) * alpha
-        grad_a = multiply(grad_qe, tl.trans(v_ke), PRECISION, INTERPRETED)
+        if CHUNK == 0:
+            x += multiply(q_qd, tl.trans(k_kd), PRECISION, INTERPRETED) * alpha
+        else:
+            x += alpha * multiply_rows(
+                q,
+                row,
+                q_token,
+                head * q_head,
+                k,
+                column,
+                k_token,
+                head * k_head,
+                start,
+                n,
+                BLOCK_Q,
+                BLOCK_K,
+                D,
+                BLOCK_D,
+                CHUNK,
+                PRECISION,
+                INTERPRETED,
+            )
+        if CHUNK == 0:
+            grad_a = multiply(grad_qe, tl.trans(v_ke), PRECISION, INTERPRETED)
+        else:
+            grad_a = multiply_rows(
+                grad,
+                row,
+                grad_token,
+                head * grad_head,
+                v,
+                column,
+                v_token,
+                head * v_head,
+                start,
+                n,
+                BLOCK_Q,
+                BLOCK_K,
+                E,
+                BLOCK_E,
+                CHUNK,
+                PRECISION,
+                INTERPRETED,
+            )
         _weight, grad_x = weigh_pairs(x, grad_a, seen, log_sum, delta, scale, SOFTMAX, TANH)
+        if CHUNK != 0:
+            k_kd = load_rows(k, start, column, n, k_token, head * k_head, BLOCK_K, D, BLOCK_D)
         total += multiply(narrow(grad_x, k.dtype.element_ty, INTERPRETED), k_kd, PRECISION, INTERPRETED)
     store_rows(grad_q, total * alpha, start, row, n, num_heads * D, head * D, BLOCK_Q, D, BLOCK_D, INTERPRETED)

@@ -16,7 +16,7 @@ def _attention(kernel: str, device: str) -> Iterator[Variant]:
     for head in HEADS:
         for precision in PRECISIONS:
             for mask, bias in cases:
-                tile = attention_tile(kernel, precision, head, device)
+                tile = attention_tile(kernel, precision, head, device, bias=bias == "bias")
                 constants = {
                     "D": head,
                     "E": head,
@@ -24,6 +24,7 @@ def _attention(kernel: str, device: str) -> Iterator[Variant]:
                     "BLOCK_E": head,
                     "BLOCK_Q": tile.block_q,
                     "BLOCK_K": tile.block_k,
+                    "CHUNK": tile.chunk,
                     "SOFTMAX": bias == "softmax",
                     "BIAS": bias == "bias",
                     "RANGES": mask == "ranges",
@@ -66,6 +67,7 @@ def _bias_gradients(device: str) -> Iterator[Variant]:
                     "BLOCK_D": head,
                     "BLOCK_E": head,
                     "BLOCK": tile.block_q,
+                    "CHUNK": tile.chunk,
                     "WEIGHTS": 256,
                     "RANGES": mask == "ranges",
                     **product_constants(precision, device),

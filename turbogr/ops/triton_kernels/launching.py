@@ -13,12 +13,17 @@ from torch import Tensor
 
 
 class Tile(NamedTuple):
-    """Queries and keys of a tile, warps of a program, and how many tiles its loads run ahead."""
+    """Queries and keys of a tile, warps of a program, and how many tiles its loads run ahead.
+
+    `chunk` is how many columns of a head the products that make scores take at once, 0 for all. Then only those are in
+    registers, and they are loaded again for every tile.
+    """
 
     block_q: int
     block_k: int
     num_warps: int
     num_stages: int
+    chunk: int = 0
 
     def options(self) -> dict[str, int]:
         """Options of the launch."""
@@ -41,14 +46,23 @@ def input_precision(precision: str, target: str) -> str:
     return "tf32x3" if precision == "fp32" and target == "cuda" else "ieee"
 
 
-def attention_tile(kernel: str, precision: str, block: int, target: str) -> Tile:
+def attention_tile(kernel: str, precision: str, block: int, target: str, *, bias: bool = False) -> Tile:
     """Tile of a kernel of attention for heads of `block` (the larger one, if q and v differ).
 
-    A program owns 64 rows, 16 for each of 4 warps, or 64 keys, and takes the others in steps.
+    A program owns 64 rows, 16 for each of 4 warps, or 64 keys, and takes the others in steps. Scores are made in
+    chunks of the head's columns where a program's own operands would not leave registers for the rest.
     """
     own, step = (32, 32) if target == "interpreter" else (64, 32)
     block_q, block_k = (step, own) if kernel.endswith(("_keys", "_values")) else (own, step)
-    return Tile(block_q, block_k, 4, 2 if target == "cuda" else 1)
+    if target == "interpreter":
+        return Tile(block_q, block_k, 4, 1, 16 if block > 16 else 0)
+    if target == "hip":
+        return Tile(block_q, block_k, 4, 1, 32 if precision == "fp32" and block >= 128 else 0)
+    is_wide = block >= (32 if precision == "fp32" else 64)
+    in_chunks = is_wide and (bias or precision != "bf16" or block >= 128)
+    if precision == "bf16" and kernel == "attention_forward":
+        in_chunks = False
+    return Tile(block_q, block_k, 8, 1, 32) if in_chunks else Tile(block_q, block_k, 4, 2)
 
 
 class TileMap(NamedTuple):
@@ -72,8 +86,9 @@ def map_tiles(offsets: Tensor, num_tokens: int, block: int) -> TileMap:
 def diagonal_tile(kernel: str, precision: str, block: int, target: str) -> Tile:
     """Square tile of a pass over diagonals (`relative_weights.py`); `block` is the head's, or the chunk of columns."""
     if target == "interpreter":
-        return Tile(32, 32, 4, 1)
-    return Tile(64, 64, 8, 2 if target == "cuda" else 1)
+        return Tile(32, 32, 4, 1, 16)
+    chunk = min(block, 16 if precision == "fp32" else 32)
+    return Tile(64, 64, 8, 2 if target == "cuda" and precision == "bf16" else 1, chunk)
 
 
 def chunk_of(width: int) -> int:
@@ -83,7 +98,7 @@ def chunk_of(width: int) -> int:
 
 def channel_tile(kernel: str, precision: str, block: int, target: str) -> Tile:
     """Tile of FuXi's channels of position and time for chunks of `block` columns."""
-    return attention_tile(kernel, precision, block, target)
+    return attention_tile(kernel, precision, block, target)._replace(chunk=0)
 
 
 MAX_WIDTH = 8192
@@ -111,3 +126,22 @@ def segment_tile(width: int) -> Tile:
     """Tile of a sum over the places of a row: `block_q` places of `block_k` columns are read at once."""
     block = min(256, padded(width))
     return Tile(8, block, max(1, block // 64), 1)
+
+
+def candidate_tile(width: int) -> Tile:
+    """Tile of a position's candidates: `block_q` whole rows of `block_k` columns, 32 numbers for each thread."""
+    block = padded(width)
+    step = max(1, min(32, 4096 // block))
+    return Tile(step, block, max(1, min(8, step * block // 1024)), 1)
+
+
+def score_tile(precision: str, target: str, *, backward_rows: bool = False) -> Tile:
+    """Tile of scores that groups share: positions, candidates. A program owns 64 of one kind."""
+    own, step = (16, 16) if target == "interpreter" else (64, 32)
+    warps = 8 if target == "cuda" and precision == "fp32" else 4
+    return Tile(step, own, warps, 1) if backward_rows else Tile(own, step, warps, 1)
+
+
+def score_chunks(width: int) -> tuple[int, int]:
+    """How many columns of vectors are multiplied at once, and of how many a program makes the gradient."""
+    return min(32, padded(width)), min(64, padded(width))

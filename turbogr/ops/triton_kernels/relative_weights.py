@@ -14,9 +14,8 @@ from turbogr.ops.triton_kernels.tile_parts import (
     bin_entry,
     is_seen,
     load_range,
-    load_rows,
     locate_tile,
-    multiply,
+    multiply_rows,
     position_weights,
     time_distance,
 )
@@ -113,6 +112,7 @@ def bias_gradients(
     BLOCK_D: tl.constexpr,
     BLOCK_E: tl.constexpr,
     BLOCK: tl.constexpr,
+    CHUNK: tl.constexpr,
     WEIGHTS: tl.constexpr,
     RANGES: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -147,15 +147,53 @@ def bias_gradients(
             bias += tl.load(time_weight + bucket).to(tl.float32)
             pairs = tl.zeros((BLOCK, BLOCK), tl.float32)
             for head in range(num_heads):
-                q_qd = load_rows(q, start, row, n, q_token, head * q_head, BLOCK, D, BLOCK_D)
-                k_kd = load_rows(k, start, column, n, k_token, head * k_head, BLOCK, D, BLOCK_D)
-                x = multiply(q_qd, tl.trans(k_kd), PRECISION, INTERPRETED) * alpha + bias
-                grad_qe = load_rows(grad, start, row, n, grad_token, head * grad_head, BLOCK, E, BLOCK_E)
-                v_ke = load_rows(v, start, column, n, v_token, head * v_head, BLOCK, E, BLOCK_E)
-                grad_a = multiply(grad_qe, tl.trans(v_ke), PRECISION, INTERPRETED)
+                x = bias + alpha * multiply_rows(
+                    q,
+                    row,
+                    q_token,
+                    head * q_head,
+                    k,
+                    column,
+                    k_token,
+                    head * k_head,
+                    start,
+                    n,
+                    BLOCK,
+                    BLOCK,
+                    D,
+                    BLOCK_D,
+                    CHUNK,
+                    PRECISION,
+                    INTERPRETED,
+                )
+                grad_a = multiply_rows(
+                    grad,
+                    row,
+                    grad_token,
+                    head * grad_head,
+                    v,
+                    column,
+                    v_token,
+                    head * v_head,
+                    start,
+                    n,
+                    BLOCK,
+                    BLOCK,
+                    E,
+                    BLOCK_E,
+                    CHUNK,
+                    PRECISION,
+                    INTERPRETED,
+                )
                 _weight, grad_x = weigh_pairs(x, grad_a, seen, 0.0, 0.0, scale, False, TANH)
                 pairs += grad_x
             total += pairs
+            # Looked up once more: kept, the buckets would need the registers of the products. Volatile loads are not
+            # merged with the earlier ones.
+            times_i = tl.load(query_times + (start + row) + i, mask=i < n - row, other=0, volatile=True)
+            times_j = tl.load(key_times + (start + column) + j, mask=j < n - column, other=0, volatile=True)
+            distance = tl.abs(times_i - times_j)
+            bucket = tl.load(bin_buckets + bin_entry(distance, bin_boundaries))
             time_total = add_by_bucket(time_total, pairs, bucket, seen, first_weight, WEIGHTS)
     side = tl.arange(0, BLOCK)
     address = position_sums + program.to(tl.int64) * BLOCK * BLOCK + side[:, None] * BLOCK + side[None, :]

@@ -59,6 +59,63 @@ def load_rows(
 
 
 @triton.jit
+def multiply_rows(
+    left,
+    left_begin,
+    left_token,
+    left_column,
+    right,
+    right_begin,
+    right_token,
+    right_column,
+    start,
+    n,
+    LEFT: tl.constexpr,
+    RIGHT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    CHUNK: tl.constexpr,
+    PRECISION: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+):
+    """Products [LEFT, RIGHT] of rows of two tensors of a sequence, CHUNK columns at a time.
+
+    Only the chunk's operands need registers. Operands that a loop keeps take more of them than there are with wide
+    heads, three products in place of one, or a bias beside them.
+    """
+    total = tl.zeros((LEFT, RIGHT), tl.float32)
+    for at in range(0, BLOCK, CHUNK):
+        left_c = load_columns(left, start, left_begin, n, left_token, left_column, at, LEFT, WIDTH, BLOCK, CHUNK)
+        right_c = load_columns(right, start, right_begin, n, right_token, right_column, at, RIGHT, WIDTH, BLOCK, CHUNK)
+        total += multiply(left_c, tl.trans(right_c), PRECISION, INTERPRETED)
+    return total
+
+
+@triton.jit
+def load_columns(
+    pointer,
+    start,
+    begin,
+    n,
+    token_stride,
+    column,
+    at,
+    ROWS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+    CHUNK: tl.constexpr,
+):
+    """CHUNK columns, from the one numbered `at` on, of what `load_rows` loads."""
+    place = tl.arange(0, ROWS)
+    columns = tl.arange(0, CHUNK)
+    base = pointer + (start + begin) * token_stride + (column + at)
+    mask = place[:, None] < n - begin
+    if WIDTH != BLOCK:
+        mask = mask & (columns[None, :] < WIDTH - at)
+    return tl.load(base + (place[:, None] * token_stride + columns[None, :]), mask=mask, other=0.0)
+
+
+@triton.jit
 def store_rows(
     pointer,
     value,

@@ -14,7 +14,7 @@ from typing import Any
 
 from turbogr.ops.triton_kernels.launching import Tile, input_precision
 
-_LISTS = ("attention_variants", "row_variants")
+_LISTS = ("attention_variants", "row_variants", "loss_variants")
 
 HEADS = (16, 32, 64, 128)
 PRECISIONS = ("fp32", "tf32", "bf16")
