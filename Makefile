@@ -3,6 +3,7 @@
 # make test    all tests, on all cores                 make lint    style, types, layers, words  make format   fix the style
 # make chaos   random faults against jobs of several ranks (N=100)
 # make setup   only the set-up      make bench   the benchmarks (BENCH=name)  make asan     kernels under sanitizers
+# make docs    the documentation as a static site, in build/site
 # make clean   remove what was built here, except .venv (make distclean removes that too)
 #
 # PYTHON=python3.12 chooses the interpreter. TORCH_INDEX=URL takes torch from another package index; the one of PyTorch's
@@ -24,7 +25,7 @@ DEV := $(VENV)/.stamp-dev
 SOURCES := pyproject.toml constraints.txt $(wildcard setup.py csrc/*)
 KERNEL_SOURCES := $(wildcard csrc/*.cpp csrc/*.h csrc/*.cc csrc/*.hpp)
 
-.PHONY: help setup demo demo-ranking test lint format bench asan chaos clean distclean
+.PHONY: help setup demo demo-ranking test lint format bench docs asan chaos clean distclean
 .NOTPARALLEL:
 
 help:
@@ -116,6 +117,14 @@ bench: $(DEV)
 		echo "== $$name"; \
 		if [ $$name = paper ]; then $(BIN)/turbogr bench paper --out runs/bench/paper; \
 		else $(BIN)/turbogr bench $$name --json runs/bench/$$name.json; fi; done
+
+# The generator is heavy, so `make setup` does not install it.
+docs: $(DEV)
+	@$(PIP) --no-build-isolation -e '.[docs]'
+	@$(BIN)/python tools/site/stage.py build/site-pages
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --clean --config-file build/site.yml
+	@$(BIN)/python tools/site/check.py build/site
+	@echo "build/site/index.html    to search it, serve it: $(BIN)/python -m http.server --directory build/site"
 
 clean:
 	rm -rf build dist *.egg-info $(DEMO) $(DEMO_RANKING) .pytest_cache .mypy_cache .ruff_cache .hypothesis
