@@ -168,10 +168,11 @@ def test_the_summary_has_every_metric_of_every_task(finished: Path) -> None:
 def test_it_learns_what_users_click_from_what_they_clicked_before(tmp_path: Path) -> None:
     store = write_ranking_store(tmp_path / "store", num_users=500)
     config = with_ranking(ranking_config(), counts=True)
-    config = dataclasses.replace(config, train=dataclasses.replace(config.train, epochs=16))
+    config = dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, lr=2e-3))
+    config = dataclasses.replace(config, train=dataclasses.replace(config.train, epochs=6))
     train(config, store.path, tmp_path / "run")
     metrics = json.loads((tmp_path / "run/summary.json").read_text())["metrics"]
-    assert metrics["auc/click"] > 0.62, "the rate of an item is no better than .5, that of a user about .55"
+    assert metrics["auc/click"] > 0.68, "the rate of an item is no better than .5, that of a user about .55"
     assert 0.85 < metrics["calibration/click"] < 1.15
 
 

@@ -84,6 +84,8 @@ class RankingModel(nn.Module):
             component.factory(_with_room(config), _FIRST_BLOCK_SITE + number * num_sites, section)
             for number in range(config.num_blocks)
         )
+        # Numbers also reach the outputs directly, as in a logistic regression: log-odds of rates add up.
+        self.wide = nn.Linear(self.items.num_floats, len(ranking.tasks), bias=False)
         self.head = head_mlp(4 * self.dim + self.items.num_floats, 2 * hidden, len(ranking.tasks))
 
     def reset_parameters(self, generator: torch.Generator) -> None:
@@ -97,6 +99,7 @@ class RankingModel(nn.Module):
             assert isinstance(block, Block)
             block.reset_parameters(generator)
         reset_linears(self.head, generator, normal=False)
+        nn.init.zeros_(self.wide.weight)
         with torch.no_grad():
             last = self.head[-1]
             assert isinstance(last, nn.Linear)
@@ -122,7 +125,7 @@ class RankingModel(nn.Module):
         joined = torch.cat([seen, candidates, owners, seen * candidates], dim=1)
         floats = self.items.floats(given.items, _clock(given.times))[layout.queries]
         joined = keyed_dropout(joined, tokens.dropout(rate, _HEAD_SITE), given.keys[layout.queries])
-        out: Tensor = self.head(torch.cat([joined, floats], dim=1))
+        out: Tensor = self.head(torch.cat([joined, floats], dim=1)) + self.wide(floats)
         return out
 
     def _tokens(self, given: RankingInput, layout: RankingLayout, seed: int | None) -> Tokens:
