@@ -60,6 +60,16 @@ def test_without_stores_it_says_what_to_name() -> None:
         run_benchmark("first_result", [])
 
 
+def test_large_logs_can_be_left_out(tmp_path: Path) -> None:
+    store = write_store(tmp_path / "log", draw_histories(3, num_users=60, num_items=20), 20)
+    assignments = [f"stores=['{store.path}']", "users=[30]", "seeds=[0]", f"out={tmp_path / 'out'}", f"set={FAST}"]
+    most = store.num_events - 1
+    _, result = run_benchmark("first_result", [*assignments, f"most_events={most}"])
+    assert [row[0] for row in result.tables[0].rows] == ["log-30"]
+    with pytest.raises(UserError, match="most_events=3"):
+        run_benchmark("first_result", [*assignments, "most_events=3"])
+
+
 def test_a_failed_training_is_named(tmp_path: Path) -> None:
     store = write_store(tmp_path / "log", draw_histories(3, num_users=60, num_items=20), 20)
     assignments = [f"stores=['{store.path}']", "users=[]", "seeds=[0]", f"out={tmp_path / 'out'}"]

@@ -16,6 +16,7 @@ from turbogr.data.store import Manifest, Store
 from turbogr.data.store_summary import summarise
 from turbogr.data.store_writer import StoreWriter
 from turbogr.errors import UserError
+from turbogr.option_names import command_line
 
 
 def write(path: Path, *, items: int = 4, overwrite: bool = False) -> Store:
@@ -193,6 +194,9 @@ def test_a_missing_store_names_the_remedy(tmp_path: Path) -> None:
         Store.open(tmp_path / "nothing")
     with pytest.raises(UserError, match="not a prepared store"):
         Store.open(tmp_path)
+    (tmp_path / "clicks.csv").write_text("user,item\n")
+    with command_line(), pytest.raises(UserError, match=r"turbogr prepare csv \S*clicks\.csv --out data/clicks`"):
+        Store.open(tmp_path / "clicks.csv")
 
 
 def test_another_version_is_refused(tmp_path: Path) -> None:

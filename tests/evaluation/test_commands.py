@@ -266,7 +266,8 @@ def test_recommend_for_the_users_of_a_file(trained: Path, tmp_path: Path, capsys
         (["--out", "lists.csv", "--at", "tomorrow"], "cannot read 'tomorrow' as a time"),
         (["--out", "lists.csv", "--at", "0"], "before the last event of user"),
         (["--out", "nowhere/lists.csv"], "--out nowhere/lists.csv: the folder nowhere does not exist"),
-        (["--out", "lists.csv", "--users", "nobody.txt"], "no such file or folder"),
+        (["--out", "lists.csv", "--users", "u1,u2"], "--users u1,u2: there is no such file; it is a file of user ids"),
+        (["--out", "lists.csv", "-k", "0"], "--k is 0"),
         (["--out", "lists.csv", "--data", "nowhere"], "does not exist"),
     ],
 )

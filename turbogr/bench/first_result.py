@@ -41,6 +41,7 @@ from turbogr.plot import Axis, grouped_bar_chart
 SETTINGS: dict[str, Any] = {
     "stores": [""],  # prepared stores
     "users": [500, 1000, 3000],  # sizes of the subsets that are drawn from each store
+    "most_events": 10**12,  # stores and subsets with more are left out
     "seeds": [0, 1, 2],
     "recipe": "quickstart",
     "set": [""],  # settings of the recipe to change, section.key=value
@@ -92,7 +93,10 @@ def run(settings: Mapping[str, Any]) -> Result:
         (name, path.name, part)
         for path in stores
         for name, part in _logs(Store.open(path), path.name, settings["users"], out)
+        if part.num_events <= settings["most_events"]
     ]
+    if not logs:
+        raise UserError(f"no store and no subset has at most most_events={settings['most_events']} events; raise it")
     _train_all(logs, settings, out)
     results = [_measure(name, family, part, settings, out / "runs" / name) for name, family, part in logs]
     return Result(figures(results), [_table(results)], {"first-result": _plot(results)})

@@ -50,7 +50,7 @@ def add_parser(subparsers: Any) -> None:
     )
     parser.add_argument("folder", metavar="RUN", type=Path, help="run folder, as written by `turbogr train`")
     parser.add_argument("--out", metavar="FILE", type=Path, required=True, help="a .parquet, .csv or .jsonl file")
-    parser.add_argument("--k", metavar="N", type=int, default=10, help="items per user (default: %(default)s)")
+    parser.add_argument("--k", "-k", metavar="N", type=int, default=10, help="items per user (default: %(default)s)")
     parser.add_argument(
         "--users",
         metavar="FILE",
@@ -328,7 +328,8 @@ def read_users(path: Path, column: str | None = None) -> list[Any]:
     has one id per line.
 
     Raises:
-        UserError: no such column, a row without an id, no id at all, or a file that is not of the format of its name.
+        UserError: no such file or column, a row without an id, no id at all, or a file that is not of the format of its
+            name.
         OSError: the file cannot be opened.
     """
     try:
@@ -340,6 +341,8 @@ def read_users(path: Path, column: str | None = None) -> list[Any]:
             raise UserError(f"--user-column is for .csv, .tsv and .parquet files; {path} has one id per line")
         else:
             ids = [line.strip() for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
+    except FileNotFoundError:
+        raise UserError(f"--users {path}: there is no such file; it is a file of user ids, one per line") from None
     except (pa.ArrowInvalid, csv.Error, UnicodeDecodeError) as error:
         raise UserError(f"cannot read the users of {path}: {str(error).splitlines()[0]}") from error
     missing = next((place for place, raw in enumerate(ids) if raw is None or raw == ""), None)

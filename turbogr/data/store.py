@@ -33,6 +33,7 @@ WITH_FEATURES = 2  # the version of a store with features, which releases that k
 MANIFEST = "manifest.json"
 ITEM_INFO = "item_info.parquet"  # optional, and no part of the content; see item_info.py
 CHECKSUMS = "checksums.json"  # of all other files; stores of earlier releases have none
+_LOGS = {".csv": "csv", ".tsv": "tsv", ".parquet": "parquet", ".jsonl": "jsonl"}  # sources by the ending of a file
 _CHUNK_EVENTS = 1 << 20
 _MOST_AT_ONCE = 1 << 30  # bytes; one read returns at most 2 GB
 
@@ -281,6 +282,14 @@ class MappedColumn(np.memmap[Any, Any]):
         return column
 
 
+def _preparing(path: Path) -> str:
+    """Return the command that makes a store at `path`, or of `path` where it is a log rather than a folder."""
+    if not path.is_file():
+        return f"`turbogr prepare SOURCE PATH --out={path}`"
+    source = _LOGS.get(path.suffix.lower(), "SOURCE")
+    return f"`turbogr prepare {source} {path} --out=data/{path.stem}`"
+
+
 def read_manifest(path: Path) -> Manifest:
     """Read and check the manifest of the store at `path` (see `Store.open` for what it raises)."""
     try:
@@ -293,7 +302,7 @@ def read_manifest(path: Path) -> Manifest:
                 f"{path} was being replaced when the process was killed; {previous} is the old store: rename it back "
                 "or prepare again"
             ) from None
-        raise UserError(f"{path} {what}; make one with `turbogr prepare SOURCE PATH --out {path}`") from None
+        raise UserError(f"{path} {what}; make one with {_preparing(path)}") from None
     try:
         raw = json.loads(text)
         version = raw["schema_version"]
