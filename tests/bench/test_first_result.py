@@ -40,10 +40,10 @@ def test_it_trains_every_log_once_and_records(tmp_path: Path, monkeypatch: pytes
 
 
 def make_result(name: str, family: str, ours: float, best: float, error: float, events: int = 10) -> LogResult:
-    store: Any = SimpleNamespace(num_events=events)
-    values, bests = ({"hr": value, "ndcg": value} for value in (ours, best))
-    named = {short: ("ease", value) for short, value in bests.items()}
-    return LogResult(name, family, store, ["hstu"], values, values, named, {"hr": error, "ndcg": 2 * error}, 7.0)
+    store: Any = SimpleNamespace(num_events=events, num_users=5, num_items=4)
+    values = {"hr": ours, "ndcg": ours}
+    baselines = {short: {"ease": best, "popularity": best / 2} for short in values}
+    return LogResult(name, family, store, ["hstu"], values, values, baselines, {"hr": error, "ndcg": 2 * error}, 7.0)
 
 
 def test_the_figures_follow_their_definition() -> None:
@@ -53,6 +53,9 @@ def test_the_figures_follow_their_definition() -> None:
     assert figures["mean_ratio_hr"] == pytest.approx((1.5 + 0.9) / 2)
     assert figures["worst_margin"] == pytest.approx(-0.5)
     assert figures["most_seconds"] == 7.0 and figures["num_logs"] == 3
+    assert figures["b_ease_hr"] == 0.1 and figures["b_popularity_ndcg"] == 0.05 and figures["b_margin_hr"] == pytest.approx(-0.5)
+    assert figures["b_events"] == 10**6 and figures["b_delivered_hr"] == figures["b_model_hr"] == 0.09
+    assert "most_seconds" not in first_result.figures(results, timed=False)
 
 
 def test_without_stores_it_says_what_to_name() -> None:

@@ -33,6 +33,7 @@ from turbogr.data.store import Store
 from turbogr.errors import Note, RankLost, UserError, warn_caller
 from turbogr.evaluation.job_pool import Interrupted
 from turbogr.evaluation.metric_info import one_per_family
+from turbogr.evaluation.metrics import margin
 from turbogr.files import replace_text
 from turbogr.parallel.mesh import Mesh
 from turbogr.parallel.world import World, before_ending
@@ -531,7 +532,10 @@ class Trainer:
             },
         )
         others = [info.name for info in one_per_family(self.task.describe_metrics(result.metrics)) if info != selecting]
-        figures = "  ".join(f"{name} {result.metrics[name]:.4f}" for name in (config.metric, *others))
+        interval = "" if error is None else f" ± {margin(error, result.num_users):.4f}"
+        figures = "  ".join(
+            [f"{config.metric} {value:.4f}{interval}", *(f"{n} {result.metrics[n]:.4f}" for n in others)]
+        )
         tracker.say(f"epoch {self.epoch():g}  {self.part}  {figures}{'  best so far' if better else ''}")
 
     def _record_training(self, tracker: Tracker | SilentTracker) -> None:
