@@ -53,7 +53,11 @@ def test_the_figures_follow_their_definition() -> None:
     assert figures["mean_ratio_hr"] == pytest.approx((1.5 + 0.9) / 2)
     assert figures["worst_margin"] == pytest.approx(-0.5)
     assert figures["most_seconds"] == 7.0 and figures["num_logs"] == 3
-    assert figures["b_ease_hr"] == 0.1 and figures["b_popularity_ndcg"] == 0.05 and figures["b_margin_hr"] == pytest.approx(-0.5)
+    assert (
+        figures["b_ease_hr"] == 0.1
+        and figures["b_popularity_ndcg"] == 0.05
+        and figures["b_margin_hr"] == pytest.approx(-0.5)
+    )
     assert figures["b_events"] == 10**6 and figures["b_delivered_hr"] == figures["b_model_hr"] == 0.09
     assert "most_seconds" not in first_result.figures(results, timed=False)
 

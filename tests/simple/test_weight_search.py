@@ -61,10 +61,10 @@ def test_the_criterion_of_a_sum_of_candidates_is_that_of_all_items(store, valida
     weights = [float(part) / spread for part, spread in zip(parts, spreads, strict=True)]
     exact = criterion(validation.positions(WeightedSum(scorers, weights, [None, None])))
     candidates = weight_search._Candidates.of(scorers, spreads, validation)
-    assert candidates.criterion(candidates.sum(parts)) == pytest.approx(exact, rel=2e-3)
+    assert candidates.gains(candidates.sum(parts)).mean() == pytest.approx(exact, rel=2e-3)
     monkeypatch.setattr(weight_search, "TOP", NUM_ITEMS)
     candidates = weight_search._Candidates.of(scorers, spreads, validation)
-    assert candidates.criterion(candidates.sum(parts)) == pytest.approx(exact, rel=1e-12)
+    assert candidates.gains(candidates.sum(parts)).mean() == pytest.approx(exact, rel=1e-12)
 
 
 def test_scorers_that_know_different_users_are_summed_and_one_that_knows_nothing_is_left_out(store, validation):
@@ -75,6 +75,20 @@ def test_scorers_that_know_different_users_are_summed_and_one_that_knows_nothing
     assert min(shares[:2]) > LEAST_SHARE and shares[2] == 0
     weights = [share / spread for share, spread in zip(shares, spreads, strict=True)]
     assert criterion(validation.positions(WeightedSum(scorers, weights, [None] * 3))) > 1.05 * max(values)
+
+
+def test_what_is_found_replaces_the_prior_only_where_it_is_better_beyond_the_noise(store, validation, monkeypatch):
+    """Two scorers that are equally good have equal shares, although luck favours one; one that the prior
+    underestimates, since it is told a low value, is found."""
+    scorers = [knowing(store, 0.3, seed) for seed in (1, 2)]
+    _, spreads = measured(scorers, validation)
+    assert search_shares(scorers, [1.0, 1.0], spreads, validation) == pytest.approx([0.5, 0.5])
+    monkeypatch.setattr(weight_search, "SIGNIFICANT", 0.0)
+    assert search_shares(scorers, [1.0, 1.0], spreads, validation) != pytest.approx([0.5, 0.5])
+    monkeypatch.undo()
+    better = [knowing(store, 0.1, 1), knowing(store, 0.8, 2)]
+    _, spreads = measured(better, validation)
+    assert search_shares(better, [1.0, 0.3], spreads, validation)[1] > 0.5
 
 
 def test_equal_scorers_share_equally_before_anything_is_added(store, validation, monkeypatch):

@@ -14,9 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
 from turbogr.data.split import Split
 from turbogr.data.store import Store
 from turbogr.errors import UserError
@@ -26,7 +23,7 @@ from turbogr.simple.methods import METHODS
 from turbogr.simple.selection import ChosenMethod, Selection
 from turbogr.simple.simple_method import Settings
 from turbogr.simple.training_events import TrainingEvents
-from turbogr.simple.validation import Validation, criterion, gains
+from turbogr.simple.validation import Validation, criterion, gains, standard_error
 from turbogr.simple.weight_search import search_shares
 from turbogr.simple.weighted_sum import WeightedSum
 
@@ -34,6 +31,8 @@ DELIVERED = "delivered.json"
 MODEL = "model"
 LEAST_GAIN = 0.01
 """By how much a sum must raise the criterion of the best single one, as a share, up to one standard error."""
+MODEL_OPTIMISM = 0.9
+"""The model's criterion counts this much in the prior of a sum: its epoch was chosen on the same validation items."""
 SCALE = 0.3
 """Scores of simple methods are compressed from this share of their mean size on."""
 
@@ -175,13 +174,9 @@ def choose_delivered(
         values[label_of(found, titles)] = float(summed.mean())
         # The best of many single ones is partly best by luck, more so the fewer users there are.
         alone = gains(validation.positions(pool[best].scorer))
-        if (summed - alone).mean() + _standard_error(summed - alone) > LEAST_GAIN * alone.mean():
+        if (summed - alone).mean() + standard_error(summed - alone) > LEAST_GAIN * alone.mean():
             components = found
     return Delivered(label_of(components, titles), components, values, "the validation items")
-
-
-def _standard_error(values: NDArray[np.float64]) -> float:
-    return float(values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else 0.0
 
 
 class _Single(NamedTuple):
@@ -202,7 +197,7 @@ def _best_sum(pool: Mapping[str, _Single], validation: Validation) -> tuple[Comp
     scorers = [WeightedSum([single.scorer], [1.0], [how.scale]) for single, how in parts.values()]
     shares = search_shares(
         scorers,
-        [single.value for single, _ in parts.values()],
+        [single.value * (MODEL_OPTIMISM if name == MODEL else 1.0) for name, (single, _) in parts.items()],
         [how.spread for _, how in parts.values()],
         validation,
     )

@@ -6,6 +6,7 @@ less from sample to sample, because more users count.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
@@ -123,6 +124,11 @@ def gains(positions: Int64Array) -> NDArray[np.float64]:
     """Return what every user adds to the criterion, [n]."""
     discounted = 1.0 / np.log2(np.minimum(positions, max(_KS)) + 1.0)
     return sum((positions <= k) * discounted for k in _KS) / len(_KS)  # type: ignore[return-value]
+
+
+def standard_error(values: NDArray[np.float64]) -> float:
+    """Return the standard error of the mean of `values`; 0 for a single one."""
+    return float(values.std(ddof=1) / math.sqrt(len(values))) if len(values) > 1 else 0.0
 
 
 def criterion(positions: Int64Array) -> float:

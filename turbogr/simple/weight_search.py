@@ -2,7 +2,8 @@
 
 With few users the best of many sums on validation is best by luck. So the search starts from a prior in which every
 scorer counts by how good it is alone, and adds to it what raises the criterion most, one equal part at a time, as in
-Caruana et al., "Ensemble selection from libraries of models" (2004).
+Caruana et al., "Ensemble selection from libraries of models" (2004). What it finds is taken only if it is better than
+the prior beyond the noise; on small logs the prior stays.
 
 Only items that can matter are compared: of every user the TOP best unseen items of each scorer, and the target.
 Positions among them are those among all items unless a sum ranks an item high that no scorer does.
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from turbogr.evaluation.scorer import Scorer
-from turbogr.simple.validation import Block, Validation, gains
+from turbogr.simple.validation import Block, Validation, gains, standard_error
 
 FloatArray = NDArray[np.float32]
 
@@ -28,6 +29,8 @@ PRIOR_POWER = 4
 """A scorer's weight in the prior is its criterion to this power."""
 PRIOR_PARTS, ADDED_PARTS = 5, 10
 """How many equal parts the prior counts as, and how many are added at most."""
+SIGNIFICANT = 3.0
+"""Standard errors by which a sum must be better than the prior; it is the best of some dozens that were tried."""
 LEAST_SHARE = 0.07
 """A scorer that matters less is left out: it changes little and would be fitted whenever a run is opened."""
 
@@ -45,13 +48,14 @@ def search_shares(
     prior = (np.asarray(values) / max(values)) ** PRIOR_POWER
     parts = PRIOR_PARTS * prior / prior.sum()
     sums = candidates.sum(parts)
-    best_value, best_parts = candidates.criterion(sums), parts
+    before, best_gain, best_parts = candidates.gains(sums), 0.0, parts
     for _ in range(ADDED_PARTS):
-        tried = [candidates.criterion(sums + one) for one in candidates.scores]
-        added = int(np.argmax(tried))
+        tried = [candidates.gains(sums + one) - before for one in candidates.scores]
+        added = int(np.argmax([gained.mean() for gained in tried]))
         sums, parts = sums + candidates.scores[added], parts + np.eye(len(parts))[added]
-        if tried[added] > best_value:
-            best_value, best_parts = tried[added], parts
+        gain = float(tried[added].mean())
+        if gain > max(best_gain, SIGNIFICANT * standard_error(tried[added])):
+            best_gain, best_parts = gain, parts
     shares = best_parts / best_parts.sum()
     shares = np.where(shares < min(LEAST_SHARE, shares.max()), 0.0, shares)
     return [float(share) for share in shares / shares.sum()]
@@ -89,11 +93,12 @@ class _Candidates:
                 total += np.float32(part) * scores
         return total
 
-    def criterion(self, sums: FloatArray) -> float:
+    def gains(self, sums: FloatArray) -> NDArray[np.float64]:
+        """Return what every user adds to the criterion, [n]."""
         wanted = np.take_along_axis(sums, self.targets[:, None], axis=1)
         before = np.arange(sums.shape[1]) < self.targets[:, None]
         better = ((sums > wanted) | ((sums == wanted) & before)).sum(axis=1)
-        return float(gains(np.where(self.missed, _MISSED, better + 1)).mean())
+        return gains(np.where(self.missed, _MISSED, better + 1))
 
 
 def _items_that_matter(block: Block, spreads: Sequence[float]) -> tuple[Tensor, Tensor, Tensor]:
