@@ -90,3 +90,11 @@ def test_who_gives_steps_or_epochs_gets_them() -> None:
     assert resolved("train.epochs=3").train.epochs == 3
     given = resolved("train.steps=7", "train.epochs=null").train
     assert (given.steps, given.epochs) == (7, None)
+
+
+def test_events_beyond_the_longest_window_cost_no_epochs() -> None:
+    sizes = {"num_events": 326_000, "num_items": 40_000}
+    all_events, reachable = resolved(**sizes), resolved(**sizes, reachable_events=163_000)
+    assert reachable.train.epochs == pytest.approx(2 * all_events.train.epochs, abs=1)
+    split = resolved("data.window=split", **sizes, reachable_events=163_000)
+    assert split.train.epochs == all_events.train.epochs, "split windows train on all of them"

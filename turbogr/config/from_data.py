@@ -16,6 +16,8 @@ FULL_SOFTMAX_WORK = 1e9
 SMALL = 300_000
 """Training events below which a log counts as small."""
 
+LONGEST_WINDOW = 512
+
 TRAINING_SECONDS = 60.0
 """About how long training takes on two cores, without evaluations, unless that were too few epochs."""
 
@@ -42,7 +44,8 @@ class DataFacts(NamedTuple):
 
     The `covering_length` newest events of every user are 95 % of the latter, and no user has more than
     `longest_length`. `popularity_strength` is how good the most popular items are as a recommendation, as a share of
-    what a Markov chain over skips reaches (None: not measured).
+    what a Markov chain over skips reaches (None: not measured). `reachable_events` are those among the LONGEST_WINDOW
+    newest of their user (None: all).
     """
 
     num_items: int
@@ -51,6 +54,7 @@ class DataFacts(NamedTuple):
     covering_length: int
     longest_length: int
     popularity_strength: float | None = None
+    reachable_events: int | None = None
 
 
 def fill_from_data(config: Config, facts: DataFacts) -> Config:
@@ -85,14 +89,15 @@ def settings_for(config: Config, facts: DataFacts) -> dict[str, Any]:
         "loss.name": name,
         **({} if name == "full-softmax" else {"loss.num_negatives": 512}),  # it draws none, and none may be set
         "loss.temperature": _temperature(facts, small=small),
-        **({} if "train.steps" in config.given else {"train.epochs": _epochs(facts, full=name == "full-softmax")}),
+        **({} if "train.steps" in config.given else {"train.epochs": _epochs(config, facts, loss=name)}),
     }
 
 
 def _max_len(facts: DataFacts) -> int:
-    """The next power of two that covers 95 % of the training events, between 16 and 512, but not above the longest."""
+    """The next power of two that covers 95 % of the training events, between 16 and LONGEST_WINDOW, but not above the
+    longest history."""
     wanted = 1 << (max(1, facts.covering_length) - 1).bit_length()
-    return max(2, min(512, facts.longest_length, max(16, wanted)))
+    return max(2, min(LONGEST_WINDOW, facts.longest_length, max(16, wanted)))
 
 
 def _temperature(facts: DataFacts, *, small: bool) -> float:
@@ -102,6 +107,9 @@ def _temperature(facts: DataFacts, *, small: bool) -> float:
     return 0.1 if strength < WEAK_POPULARITY else 0.15 if strength < STRONG_POPULARITY else 0.2
 
 
-def _epochs(facts: DataFacts, *, full: bool) -> int:
-    each = _FULL_EVENT_SECONDS + _PAIR_SECONDS * facts.num_items if full else _EVENT_SECONDS
-    return min(MOST_EPOCHS, max(FEWEST_EPOCHS, round(TRAINING_SECONDS / (each * max(1, facts.num_events)))))
+def _epochs(config: Config, facts: DataFacts, *, loss: str) -> int:
+    events = facts.num_events
+    if config.data.window != "split" and facts.reachable_events is not None:
+        events = facts.reachable_events  # the others are never trained on
+    each = _FULL_EVENT_SECONDS + _PAIR_SECONDS * facts.num_items if loss == "full-softmax" else _EVENT_SECONDS
+    return min(MOST_EPOCHS, max(FEWEST_EPOCHS, round(TRAINING_SECONDS / (each * max(1, events)))))

@@ -22,6 +22,7 @@ def resolve(
     num_events: int = 0,
     covering_length: int = 1,
     popularity_strength: float | None = None,
+    reachable_events: int | None = None,
     filter_seen: bool = True,
 ) -> Config:
     """Fill in everything that follows from the data.
@@ -29,10 +30,13 @@ def resolve(
     `typical_length` is a high quantile of the users' history lengths: the model's max_len is the next power of two,
     between 16 and 512, and no longer than the longest history. The width grows with the catalogue: 64 up to 100,000
     items, then 128. A batch is 128 sequences, or fewer where an epoch would have less than 40 batches, down to 16.
-    `num_events` are those that train; `covering_length` and `popularity_strength` are those of `DataFacts`.
+    `num_events` are those that train; `covering_length`, `popularity_strength` and `reachable_events` are those
+    of `DataFacts`.
     `filter_seen` is whether seen items are left out of the candidates where the config does not say so.
     """
-    facts = DataFacts(num_items, num_sequences, num_events, covering_length, longest_length, popularity_strength)
+    facts = DataFacts(
+        num_items, num_sequences, num_events, covering_length, longest_length, popularity_strength, reachable_events
+    )
     config = fill_from_data(with_options(config), facts)
     model = config.model.with_preset()
     assert model.num_heads is not None

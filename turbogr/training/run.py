@@ -30,6 +30,7 @@ from turbogr.config import (
     with_overrides,
     with_plugins,
 )
+from turbogr.config.from_data import LONGEST_WINDOW
 from turbogr.data.repeats import Repeats, count_repeats
 from turbogr.data.split import Split
 from turbogr.data.store import Store
@@ -390,6 +391,7 @@ def resolve_against(config: Config, store: Store, repeats: Repeats | None = None
         num_events=int(inputs.sum()),
         covering_length=_covering_length(inputs),
         popularity_strength=_popularity_strength(config, store, split, seen_out=filter_seen),
+        reachable_events=int(np.minimum(inputs, LONGEST_WINDOW).sum()),
         filter_seen=filter_seen,
     )
 
