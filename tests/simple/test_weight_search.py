@@ -79,7 +79,7 @@ def test_scorers_that_know_different_users_are_summed_and_one_that_knows_nothing
 
 def test_what_is_found_replaces_the_prior_only_where_it_is_better_beyond_the_noise(store, validation, monkeypatch):
     """Two scorers that are equally good have equal shares, although luck favours one; one that the prior
-    underestimates, since it is told a low value, is found."""
+    underestimates, since it is given a low value, is found."""
     scorers = [knowing(store, 0.3, seed) for seed in (1, 2)]
     _, spreads = measured(scorers, validation)
     assert search_shares(scorers, [1.0, 1.0], spreads, validation) == pytest.approx([0.5, 0.5])
