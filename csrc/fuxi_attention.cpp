@@ -131,13 +131,13 @@ struct Fuxi {
 
 }  // namespace
 
-// `functional`: time_weight holds amplitude, exponent and base. Null q and k, with d = 0, leave content out. The last
+// `form` is a TimeForm, whose parameters time_weight holds. Null q and k, with d = 0, leave content out. The last
 // argument is HSTU's alpha and has no meaning here.
 TURBOGR_KERNEL(fuxi_forward)
 (const float* q, const float* k, const float* v, const int64_t* offsets, const int64_t* first, const int64_t* last,
  const int64_t* query_times, const int64_t* key_times, const float* position_weight, const float* time_weight,
  const int64_t* boundaries, float* out, int64_t num_sequences, int64_t num_tokens, int64_t heads, int64_t d, int64_t e,
- int64_t q_stride, int64_t k_stride, int64_t v_stride, int64_t max_len, int64_t num_time_weights, int64_t functional,
+ int64_t q_stride, int64_t k_stride, int64_t v_stride, int64_t max_len, int64_t num_time_weights, int64_t form,
  float) {
   const bool content = q != nullptr;
   const Shape shape(heads, d, e, content ? 3 : 2);
@@ -146,12 +146,12 @@ TURBOGR_KERNEL(fuxi_forward)
   const AttentionPlan plan(mask, offsets, num_sequences, num_tokens, heads, shape.group, shape.rows_per_task());
   ByDistance by_distance(position_weight, max_len, mask), zeros(nullptr, max_len, mask);
   if (!plan || !by_distance || !zeros) return kOutOfMemory;
-  const TimeBuckets buckets(boundaries, functional != 0 ? 0 : num_time_weights - 1);
-  const Decay decay{time_weight[0], functional != 0 ? time_weight[1] : 0.0f, functional != 0 ? time_weight[2] : 1.0f};
+  const TimeBuckets buckets(boundaries, form != kTable ? 0 : num_time_weights - 1);
+  const Decay decay = decay_of(form, time_weight);
   const AttentionInputs in{q, k, v, q_stride, k_stride, v_stride};
   const Fuxi kind{{query_times, key_times, zeros.data(), time_weight, &buckets},
                   by_distance.data(),
-                  functional != 0 ? &decay : nullptr,
+                  form != kTable ? &decay : nullptr,
                   1.0f / static_cast<float>(max_len),
                   content};
   return run_forward(plan, shape, in, offsets, num_sequences, mask, kind, out);
@@ -163,7 +163,7 @@ TURBOGR_KERNEL(fuxi_backward)
  const float* time_weight, const int64_t* boundaries, float* grad_q, float* grad_k, float* grad_v,
  float* grad_position_weight, float* grad_time_weight, int64_t num_sequences, int64_t num_tokens, int64_t heads,
  int64_t d, int64_t e, int64_t q_stride, int64_t k_stride, int64_t v_stride, int64_t max_len, int64_t num_time_weights,
- int64_t functional, float) {
+ int64_t form, float) {
   const bool content = q != nullptr;
   const Shape shape(heads, d, e, content ? 3 : 2);
   const Mask mask({first, last}, offsets, num_sequences, num_tokens);
@@ -175,13 +175,13 @@ TURBOGR_KERNEL(fuxi_backward)
   Buffer<double> sums_by_distance(plan.distances);
   Buffer<double> sums_by_time(plan.size() * num_time_weights);
   if (!partial_q || !sums_by_distance || !sums_by_time) return kOutOfMemory;
-  const TimeBuckets buckets(boundaries, functional != 0 ? 0 : num_time_weights - 1);
-  const Decay decay{time_weight[0], functional != 0 ? time_weight[1] : 0.0f, functional != 0 ? time_weight[2] : 1.0f};
+  const TimeBuckets buckets(boundaries, form != kTable ? 0 : num_time_weights - 1);
+  const Decay decay = decay_of(form, time_weight);
   const AttentionInputs in{q, k, v, q_stride, k_stride, v_stride};
   const AttentionGradients grads{grad_out, grad_q, grad_k, grad_v, heads * d, heads * d, heads * e, partial_q.data()};
   const Fuxi kind{{query_times, key_times, zeros.data(), time_weight, &buckets},
                   by_distance.data(),
-                  functional != 0 ? &decay : nullptr,
+                  form != kTable ? &decay : nullptr,
                   1.0f / static_cast<float>(max_len),
                   content,
                   num_time_weights,

@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import typing
+import warnings
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ from turbogr.config import (
     parse,
     resolve,
 )
+from turbogr.config.schema import VERSION
 from turbogr.errors import Note, UserError
 from turbogr.ops.jagged_attention import MAX_TIME_WEIGHTS
 
@@ -182,7 +184,7 @@ def test_the_model_is_named_by_the_short_form_of_recipes(recipe, overrides):
         ("model=3", "'model' to 3: it is a section. Did you mean 'model.name=3'?"),
         ("optimizer=adagrad", "it is a section. Its keys: lr,"),
         ("train.elephant=3", "unknown key 'train.elephant' in the override 'train.elephant=3'. Known keys: epochs,"),
-        ("elephant=3", "'elephant=3'. Known keys: plugins, task, model,"),
+        ("elephant=3", "'elephant=3'. Known keys: version, plugins, task, model,"),
         ("tables.item.dims=3", "unknown key 'dims'"),
         ("evaluate.ks=10", "takes a list such as [10], got 10"),
         ("train.epochs.more=3", "'epochs' is a value, not a section"),
@@ -351,3 +353,41 @@ def test_a_stored_run_has_old_keys_without_a_note(recipe, tmp_path, recwarn):
     recipe("parallel: {wire: fp16}").rename(tmp_path / "config.yaml")
     assert load_run_config(tmp_path).parallel.row_precision == "fp16"
     assert not recwarn.list
+
+
+@pytest.mark.parametrize(("old", "now"), [("fuxi-gamma", "fuxi"), ("fuxi-beta", "fuxi-beta-days"), ("hstu", "hstu")])
+def test_a_config_without_a_version_keeps_the_meaning_of_its_model(tmp_path: Path, old: str, now: str) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(f"model: {{name: {old}}}\n")
+    with warnings.catch_warnings(record=True) as notes:
+        warnings.simplefilter("always")
+        config = load_config(recipe)
+    assert (config.model.name, config.version) == (now, VERSION)
+    assert [f"its model '{old}' is what is called '{now}' now" in str(note.message) for note in notes] == [
+        True for _ in ({old} - {now})
+    ]
+    recipe.write_text(dump_config(config))
+    assert load_config(recipe) == config
+    recipe.write_text(f"version: 2\nmodel: {{name: {old}}}\n")
+    assert load_config(recipe).model.name == old
+
+
+def test_what_is_set_on_the_command_line_has_today_s_meaning(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("model: {name: hstu}\n")
+    assert load_config(recipe, ["model.name=fuxi-gamma"]).model.name == "fuxi-gamma"
+
+
+def test_a_stored_config_of_before_is_opened_without_a_note(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("model: {name: fuxi-beta}\n")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert load_run_config(tmp_path).model.name == "fuxi-beta-days"
+
+
+@pytest.mark.parametrize("version", ["3", "0", "-1"])
+def test_a_version_that_is_not_known_is_refused(tmp_path: Path, version: str) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(f"version: {version}\n")
+    with pytest.raises(UserError, match=f"the config is of version {version}; this TurboGR reads versions 1 to 2"):
+        load_config(recipe)

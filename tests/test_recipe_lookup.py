@@ -81,7 +81,7 @@ def test_a_path_in_a_folder_of_ones_own_is_never_replaced(elsewhere):
         ("/opt/recipes/ml-1m/hstu.yaml", "Did you mean 'ml-1m/hstu'?"),
         ("ml1m/hstu", "Did you mean 'ml-1m/hstu'?"),
         ("ml-1m-hstu", "Did you mean 'ml-1m/hstu'?"),
-        ("paper", "Did you mean 'paper/fuxi-gamma' or 'paper/hstu'?"),
+        ("paper", "Did you mean 'paper/fuxi' or"),
         ("sasrec", "--set model.name=sasrec"),
         ("mien.yaml", "Did you mean 'mine.yaml'?"),
         ("elephant", "no recipe of that name. `turbogr recipes`"),
@@ -93,6 +93,11 @@ def test_what_is_no_recipe_is_refused_with_what_was_meant(elsewhere, given, word
         find_recipe(given)
     assert words in str(refused.value)
     assert "`turbogr recipes` lists the names" in str(refused.value)
+
+
+def test_a_recipe_s_earlier_name_works_with_a_note(elsewhere):
+    with pytest.warns(Note, match="the recipe paper/fuxi-gamma is now paper/fuxi; the old name still works"):
+        assert find_recipe("paper/fuxi-gamma") == recipe_file("paper/fuxi")
 
 
 def test_folders_are_refused_with_what_is_in_them(elsewhere):

@@ -68,6 +68,14 @@ def all_cases() -> list[Case]:
     def channels(q: Tensor, k: Tensor, v: Tensor, p: Tensor, t: Tensor, o: Tensor, a: Tensor, b: Tensor) -> Tensor:
         return ops.fuxi_attention(q, k, v, o, ops.RelativeBias(a, b, p, t), max_len=make.max_len)
 
+    def in_seconds(v: Tensor, p: Tensor, r: Tensor, t: Tensor, o: Tensor, a: Tensor, b: Tensor) -> list[Tensor]:
+        functions = ops.InversePowerBias(a, b, p, r), ops.SecondsDecayBias(a, b, p, t)
+        return [ops.fuxi_attention(None, None, v, o, function, max_len=make.max_len) for function in functions]
+
+    def by_phase(v: Tensor, turns: Tensor, gaps: Tensor, decay: Tensor, o: Tensor) -> Tensor:
+        fixed = turns.detach()
+        return ops.periodic_attention(v, fixed[..., :2], fixed[..., 2:], gaps.detach(), decay, o)
+
     def adam(weight: Tensor, mean: Tensor, square: Tensor, grad: Tensor, index: Tensor) -> list[Tensor]:
         ops.row_adam_(weight, mean, square, index, grad, step=3, lr=0.1, betas=(0.9, 0.98), eps=1e-8, weight_decay=0.1)
         return [weight, mean, square]
@@ -79,6 +87,19 @@ def all_cases() -> list[Case]:
     return [
         Case("hstu_attention", attend, (*qkv, position, buckets), times),
         Case("fuxi_attention", channels, (*qkv, position, buckets), times),
+        Case(
+            "fuxi_seconds_attention",
+            in_seconds,
+            (qkv[2], position, _numbers(0.5, 0.6), _numbers(0.5, 0.2, 0.9)),
+            times,
+        ),
+        Case("retention", lambda q, k, v, d, o: ops.retention(q, k, v, o, d), (*qkv, _numbers(0.05, 0.5)), times[:1]),
+        Case(
+            "periodic_attention",
+            by_phase,
+            (make.normal(num, 6, 4), make.normal(num, 3, 4), make.normal(num, 3).square(), -_numbers(0.1, 1.0, 0.0)),
+            times[:1],
+        ),
         Case(
             "softmax_attention",
             lambda q, k, v, o: ops.softmax_attention(q, k, v, o, scale=0.25),
@@ -134,6 +155,10 @@ def all_cases() -> list[Case]:
         Case("random_integers", lambda k: ops.random_integers(k, 5, 7, 1000), (), (make.keys,), has_gradients=False),
         Case("unique_rows", lambda i: ops.unique_rows(i, 50), (), (index,), has_gradients=False),
     ]
+
+
+def _numbers(*numbers: float) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.float64)
 
 
 class _Maker:

@@ -53,6 +53,7 @@ CHOSEN_BY = {
 """The kinds of components, and what chooses one."""
 
 RESERVED = (
+    "version",
     "plugins",
     "task",
     "model",
@@ -74,9 +75,12 @@ _BUILT_IN: dict[str, dict[str, str]] = {
     "block": {
         "hstu": "turbogr.layers.hstu",
         "sasrec": "turbogr.layers.sasrec",
+        "fuxi": "turbogr.layers.fuxi",
         "fuxi-alpha": "turbogr.layers.fuxi",
         "fuxi-beta": "turbogr.layers.fuxi",
+        "fuxi-beta-days": "turbogr.layers.fuxi",
         "fuxi-gamma": "turbogr.layers.fuxi",
+        "fuxi-linear": "turbogr.layers.fuxi_linear",
         "stu": "turbogr.layers.stu",
     },
     "method": {
@@ -125,6 +129,8 @@ _BUILT_IN_SECTIONS = frozenset(
     {
         *(("method", name) for name in _BUILT_IN["method"] if name != "popularity"),
         ("task", "ranking"),
+        ("block", "fuxi-linear"),
+        ("block", "sasrec"),
         ("block", "stu"),
         ("mask", "window"),
         ("loss", "gbce"),

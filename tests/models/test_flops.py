@@ -7,7 +7,7 @@ from turbogr.config import ModelConfig
 from turbogr.models.flops import block_parameters, counted_cost, nominal_flops, strict_flops
 
 
-@pytest.mark.parametrize(("name", "products"), [("hstu", 2), ("sasrec", 2), ("fuxi-alpha", 4), ("fuxi-gamma", 4)])
+@pytest.mark.parametrize(("name", "products"), [("hstu", 2), ("sasrec", 2), ("fuxi-alpha", 4), ("fuxi", 4)])
 def test_nominal_is_the_formula_that_fits_the_published_utilisation(name: str, products: int) -> None:
     config = ModelConfig(name=name, preset="large")  # type: ignore[arg-type]
     per_sample = 6 * block_parameters(config) * 2048 + 6 * products * 2048**2 * 1024 * 16
@@ -20,9 +20,25 @@ WEIGHTS = {
     "sasrec": D * H * (2 * QK + V) + H * V * D + 2 * D * FFN,
     "fuxi-alpha": D * H * (3 * V + V + 2 * QK) + 3 * H * V * D + 3 * D * FFN,
     "fuxi-beta": D * H * (2 * V + V) + 2 * H * V * D + 3 * D * FFN,
-    "fuxi-gamma": D * H * (3 * V + V + 2 * QK) + 3 * H * V * D + 3 * D * FFN,
+    "fuxi-gamma": D * H * (2 * V + V) + 2 * H * V * D + 3 * D * FFN,
+    "fuxi": D * H * (3 * V + V + 2 * QK) + 3 * H * V * D + 3 * D * FFN,
+    # W of U, Q, K, V; the projections of values; W_o; and recurrences: of retention QK x V numbers a head, of
+    # times two a column, of positions 32 a column, each written and read once.
+    "fuxi-linear": D * H * (4 * V + 2 * QK)
+    + 2 * D * H * V
+    + 3 * H * V * D
+    + 3 * D * FFN
+    + 2 * (H * QK * V + 2 * H * V + 32 * H * V),
 }
-PER_PAIR = {"hstu": QK + V, "sasrec": QK + V, "fuxi-alpha": QK + 3 * V, "fuxi-beta": 2 * V, "fuxi-gamma": QK + 3 * V}
+PER_PAIR = {
+    "hstu": QK + V,
+    "sasrec": QK + V,
+    "fuxi": QK + 3 * V,
+    "fuxi-alpha": QK + 3 * V,
+    "fuxi-beta": 2 * V,
+    "fuxi-gamma": 2 * V,
+    "fuxi-linear": 0,
+}
 
 
 @pytest.mark.parametrize("name", WEIGHTS)
@@ -48,3 +64,10 @@ def test_the_counted_cost_of_sequences_is_their_strict_flops() -> None:
     lengths = torch.tensor([1, 7, 2048])
     expected = [strict_flops(config, lengths[i : i + 1], 128) for i in range(3)]
     assert counted_cost(config, 128).cost(lengths.numpy()).tolist() == pytest.approx(expected)
+
+
+def test_a_linear_block_costs_the_same_for_every_token() -> None:
+    config = ModelConfig(name="fuxi-linear", preset="small")
+    short, long = (strict_flops(config, torch.tensor([length]), 128) for length in (10, 2000))
+    assert long == 200 * short
+    assert counted_cost(config, 128).b == 0

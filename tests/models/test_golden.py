@@ -19,10 +19,11 @@ import torch
 from tests.ops.judging import instruction_set, needs_kernels, plain_pytorch
 from turbogr.cli import main
 from turbogr.config import MAX_TIME_BUCKETS, ModelConfig
+from turbogr.layers.fuxi_linear import FuXiLinearConfig
 from turbogr.models import golden as golden_module
 from turbogr.models.golden import Difference, Golden, relative_error, write_golden
 from turbogr.ops import bf16_unit, native, registry
-from turbogr.plugins import built_in_names
+from turbogr.plugins import built_in_names, find
 
 GOLDEN = os.environ.get("TURBOGR_TEST_GOLDEN")
 ITEMS = "_embedding_module._item_emb.weight"
@@ -34,7 +35,9 @@ every_backend = pytest.mark.parametrize(
 
 
 def named(name: str) -> ModelConfig:
-    return dataclasses.replace(CONFIG, name=name, ffn_multiplier=1.0 if name in ("hstu", "stu") else 1.5)  # type: ignore[arg-type]
+    unused = find("block", name).factory.unused_sizes
+    config = dataclasses.replace(CONFIG, name=name, ffn_multiplier=1.0 if "ffn_multiplier" in unused else 1.5)
+    return config
 
 
 def change(path: Path, **arrays: object) -> None:
@@ -52,9 +55,22 @@ def compare(golden: Golden, backend: str, isa: str | None) -> list[Difference]:
 
 @pytest.mark.skipif(GOLDEN is None, reason="TURBOGR_TEST_GOLDEN does not name the folder of golden files")
 @every_backend
-@pytest.mark.parametrize("name", ["hstu", "fuxi"])
-def test_the_public_implementation_is_reproduced(name: str, backend: str, isa: str | None) -> None:
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [
+        ("hstu", "hstu"),
+        ("fuxi", "fuxi-alpha"),
+        ("fuxi_alpha_days", "fuxi"),
+        ("fuxi_beta_days", "fuxi-beta-days"),
+        ("fuxi_beta", "fuxi-beta"),
+        ("fuxi_gamma_hybrid", "fuxi-gamma"),
+        ("fuxi_linear", "fuxi-linear"),
+        ("fuxi_linear_unchunked", "fuxi-linear"),
+    ],
+)
+def test_the_public_implementation_is_reproduced(name: str, model: str, backend: str, isa: str | None) -> None:
     golden = Golden.read(Path(GOLDEN or "") / f"{name}.npz")
+    assert golden.config.name == model
     differences = compare(golden, backend, isa)
     assert {row.name for row in differences} == {
         key for key in golden.tensors if key == "output" or key.startswith("grad/")
@@ -72,7 +88,8 @@ def test_what_we_write_is_what_we_compute(tmp_path: Path, name: str, backend: st
     assert golden.config == named(name).with_preset()
     differences = compare(golden, backend, isa)
     assert len(differences) == len([key for key in golden.tensors if key.startswith("param/")]) + 1
-    assert max(row.error for row in differences) < 5e-6
+    # The gradient of a single number is one sum of terms of both signs: it has the bound of a fair file.
+    assert all(row.error < (5e-6 if math.prod(row.shape) > 3 else 2.5e-5) for row in differences)
     assert all(golden.tensors[row.name].abs().max() > 0 for row in differences)
     assert [file.name for file in tmp_path.iterdir()] == ["ours.npz"]
 
@@ -177,7 +194,8 @@ def test_a_port_with_one_wrong_gradient_fails(tmp_path: Path, name: str, capsys:
     path = tmp_path / "port.npz"
     write_golden(path, named(name))
     assert main(["conformance", str(path)]) == 0
-    key = next(key for key in Golden.read(path).tensors if key.startswith("grad/") and key.endswith("bias"))
+    endings = ("bias", "lin0.weight")  # FuXi-Linear has no biases
+    key = next(key for key in Golden.read(path).tensors if key.startswith("grad/") and key.endswith(endings))
     change(path, **{key: Golden.read(path).tensors[key].numpy() * 1.001})
     capsys.readouterr()
     assert main(["conformance", str(path)]) == 1
@@ -189,9 +207,9 @@ def test_a_port_with_one_wrong_gradient_fails(tmp_path: Path, name: str, capsys:
 def test_the_command_writes_what_it_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "f.npz"
     sizes = ["--dim", "12", "--num-heads", "3", "--ffn-multiplier", "1.5"]
-    assert main(["conformance", "--write", str(path), "--model", "fuxi-gamma", *sizes]) == 0
+    assert main(["conformance", "--write", str(path), "--model", "fuxi", *sizes]) == 0
     assert main(["conformance", str(path), "--backend", "reference"]) == 0
-    assert "fuxi-gamma, 2 blocks of width 12: the same" in capsys.readouterr().out
+    assert "fuxi, 2 blocks of width 12: the same" in capsys.readouterr().out
     assert Golden.read(path).tensors["param/blocks.0.ffn_up"].shape == (12, 18)
 
 
@@ -310,7 +328,7 @@ def test_the_types_of_other_ports_are_converted(
     path = tmp_path / "port.npz"
     write_golden(path, named(name))
     as_another_port_writes(path, floats, integers)
-    assert main(["conformance", str(path), "--tolerance", "5e-6"]) == 0, capsys.readouterr().err
+    assert main(["conformance", str(path), "--tolerance", "2e-5"]) == 0, capsys.readouterr().err
 
 
 def test_small_and_reordered_arrays_are_converted(tmp_path: Path) -> None:
@@ -372,7 +390,7 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("name", ["hstu", "fuxi-gamma"])
+@pytest.mark.parametrize("name", ["hstu", "fuxi", "fuxi-linear"])
 def test_no_fault_of_any_array_is_a_traceback(
     tmp_path: Path, name: str, fault: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -480,3 +498,25 @@ def test_relative_error() -> None:
     assert relative_error(ones * 0, ones * 0) == 0.0
     assert relative_error(ones, ones * 0) == float("inf")
     assert relative_error(ones * float("nan"), ones) == float("inf")
+
+
+@pytest.mark.parametrize(("old", "now"), [("fuxi-gamma", "fuxi"), ("fuxi-beta", "fuxi-beta-days")])
+def test_a_file_of_before_the_models_were_renamed_keeps_its_meaning(tmp_path: Path, old: str, now: str) -> None:
+    path = tmp_path / "old.npz"
+    write_golden(path, named(now), seed=3)
+    change(path, model=np.array(old))
+    assert Golden.read(path).config.name == now
+    assert main(["conformance", str(path)]) == 0
+
+
+def test_options_of_a_block_are_in_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "linear.npz"
+    options = {"fuxi-linear": FuXiLinearConfig(periods=2, period_start=3, learned_decay=False, position_dim=4)}
+    write_golden(path, named("fuxi-linear"), options=options)
+    golden = Golden.read(path)
+    assert golden.options == options
+    assert max(row.error for row in golden.compare()) < 2.5e-5
+    for text in ("no JSON", "[1]", '{"period": 3}', '{"periods": 0}'):
+        change(path, options=np.array(text))
+        assert main(["conformance", str(path)]) == 2
+        assert "options" in capsys.readouterr().err or text == '{"periods": 0}'

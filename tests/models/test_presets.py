@@ -30,7 +30,7 @@ def test_hstu_has_the_paper_s_dense_parameters(size: str, millions: float) -> No
 
 
 @pytest.mark.parametrize(("size", "millions"), list(zip(SIZES, [0.41, 3.18, 25.22, 201.55, 201.55], strict=True)))
-@pytest.mark.parametrize("name", ["fuxi-alpha", "fuxi-gamma"])
+@pytest.mark.parametrize("name", ["fuxi-alpha", "fuxi"])
 def test_fuxi_has_about_the_paper_s_dense_parameters(name: str, size: str, millions: float) -> None:
     """The published figures do not fit any block of 12 d² + O(d) to the last digit (see docs/models/fuxi.md)."""
     sizes = PRESETS[size]
@@ -52,7 +52,7 @@ def test_a_preset_is_a_whole_model(name: str, size: str) -> None:
 
 def test_a_recipe_names_a_preset_and_may_change_it(tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.yaml"
-    recipe.write_text("model: {name: fuxi-gamma, preset: small, num_blocks: 3, max_len: 100}\n")
+    recipe.write_text("model: {name: fuxi, preset: small, num_blocks: 3, max_len: 100}\n")
     config = resolve(load_config(recipe), num_items=9, num_sequences=6000, typical_length=5, longest_length=9)
     model = config.model
     assert (model.dim, model.num_blocks, model.num_heads, model.qk_dim, model.v_dim) == (256, 3, 8, 32, 32)

@@ -112,7 +112,7 @@ def test_only_recipes_of_published_figures_say_so(recipe: str) -> None:
         assert "as published" not in head
 
 
-@pytest.mark.parametrize("name", ["hstu", "fuxi-gamma"])
+@pytest.mark.parametrize("name", ["hstu", "fuxi", "fuxi-alpha", "fuxi-linear"])
 def test_recipes_of_the_paper_have_its_settings(name: str) -> None:
     config = resolve(
         load_config(FOLDER / "paper" / f"{name}.yaml"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from turbogr.config import PRESETS
 
-_MODELS = {"hstu": "hstu", "fuxi": "fuxi-gamma"}
+_MODELS = {"hstu": "hstu", "fuxi": "fuxi"}
 
 PAPER_CASES = tuple(f"{family}_{size}" for family in _MODELS for size in PRESETS)
 

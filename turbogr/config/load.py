@@ -14,13 +14,16 @@ import yaml
 from turbogr import plugins as registry
 from turbogr.config.override_texts import Overrides, override_texts
 from turbogr.config.recipe_lookup import find_recipe
-from turbogr.config.schema import Config
+from turbogr.config.schema import VERSION, Config
 from turbogr.config.setting_names import is_setting, meant_settings, section_keys, section_keys_by_name
 from turbogr.config.values import as_mapping, convert, parse, plain, read_value
 from turbogr.errors import Note, UserError, did_you_mean
 
 RENAMED = {"parallel.wire": "parallel.row_precision"}
 """Keys of earlier releases and what they are called now; recipes and `--set` may still use them."""
+
+_RENAMED_MODELS = {"fuxi-gamma": "fuxi", "fuxi-beta": "fuxi-beta-days"}
+"""Models of configs of version 1, and what they are called now."""
 
 _KEYS = [f.name for f in dataclasses.fields(Config) if not f.metadata.get("derived")]
 _KEYS_OF_USERS = ("tables", "features")  # sections whose keys are names that the user chooses
@@ -197,11 +200,37 @@ def _read_tree(path: Path, overrides: Sequence[str], *, note_renamed: bool) -> d
     if isinstance(tree.get("model"), str):
         tree["model"] = {"name": tree["model"]}
     renamed = _rename_keys(tree, str(path))
+    old_model = _update_version(tree)
+    if old_model is not None and note_renamed:
+        warnings.warn(_about_old_model(str(path), old_model), Note, stacklevel=3)
     for override in overrides:
         renamed += _apply_override(tree, override)
     for old in dict.fromkeys(renamed if note_renamed else []):
         warnings.warn(f"{old} is now {current_key(old)}; the old name still works", Note, stacklevel=3)
     return tree
+
+
+def _update_version(tree: dict[str, Any]) -> str | None:
+    """Make the tree one of today's version, in place; return its model's name of before, None if that means the same.
+
+    A version that is not understood stays, for the check of the config.
+    """
+    if tree.get("version", 1) != 1:
+        return None
+    tree["version"] = VERSION
+    model = tree.get("model")
+    name = model.get("name") if isinstance(model, dict) else None
+    if not isinstance(model, dict) or not isinstance(name, str) or name not in _RENAMED_MODELS:
+        return None
+    model["name"] = _RENAMED_MODELS[name]
+    return str(name)
+
+
+def _about_old_model(where: str, name: str) -> str:
+    return (
+        f"{where} has no version, so its model '{name}' is what is called '{_RENAMED_MODELS[name]}' now; for the block "
+        f"that its authors call {name}, write version: {VERSION} at the top"
+    )
 
 
 def _rename_keys(tree: Mapping[str, Any], where: str) -> list[str]:

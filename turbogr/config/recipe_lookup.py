@@ -15,6 +15,9 @@ from turbogr.plugins import built_in_names
 FOLDER = Path(__file__).parents[1] / "recipes"
 SIMPLE = "simple"
 """Folder of the recipes of simple methods, which go by their own names too: `ease` is `simple/ease`."""
+_RENAMED = {"paper/fuxi-gamma": "paper/fuxi"}
+"""Recipes of earlier releases, and what they are called now."""
+
 _LISTING = "`turbogr recipes` lists the names."
 
 
@@ -48,6 +51,10 @@ def find_recipe(given: str | os.PathLike[str]) -> Path:
     """
     path, text = Path(given), os.fspath(given)
     names = recipe_names()
+    if text in _RENAMED and not path.is_file():
+        text = _RENAMED[text]
+        warnings.warn(f"the recipe {os.fspath(given)} is now {text}; the old name still works", Note, stacklevel=2)
+        path = Path(text)
     for name in (text, f"{SIMPLE}/{text}"):
         if name in names and not path.is_file():
             return recipe_file(name)

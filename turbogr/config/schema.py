@@ -37,6 +37,10 @@ PRESETS: dict[str, dict[str, int]] = {
 }
 """The sizes that TurboGR's paper trains, for every model."""
 
+VERSION = 2
+"""Of the schema: what a name in a config means. 2: `fuxi-beta` and `fuxi-gamma` are their authors'; before, and in
+configs without a version, they were what is `fuxi-beta-days` and `fuxi` now."""
+
 _DEPTH = 6
 
 _SIZES = {"num_blocks": 2, "num_heads": 1, "num_time_buckets": 128}
@@ -466,12 +470,16 @@ class PipelineConfig:
 class Config:
     """A whole run.
 
+    `version` is that of the schema. A config without one is of the first, in which `model.name: fuxi-gamma` meant what
+    is `fuxi` now, and `fuxi-beta` what is `fuxi-beta-days`.
+
     `plugins` are modules, or files relative to the recipe, that register components. `tables` and `features` go by
     names of the user's choice. `options` are the sections of chosen components, by their names; in a recipe they stand
     at top level. With `defaults: from-data`, dropout, loss, negatives and temperature follow from the size of the data
     unless they are given; `given` are the keys that a recipe or an override has.
     """
 
+    version: int = VERSION
     plugins: tuple[str, ...] = ()
     task: str = field(default="retrieval", metadata={"kind": "task"})
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -506,6 +514,11 @@ class Config:
 
     def check(self) -> None:
         """Raise UserError for values that make no sense, alone or together."""
+        if not 1 <= self.version <= VERSION:
+            raise UserError(
+                f"the config is of version {self.version}; this TurboGR reads versions 1 to {VERSION}, later ones need "
+                "a newer release"
+            )
         self.check_names()
         for section in dataclasses.fields(self):
             value = getattr(self, section.name)

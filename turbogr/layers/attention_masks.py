@@ -80,7 +80,16 @@ class WindowMask(Mask):
 
 
 def make_mask(config: ModelConfig, options: Any = None) -> Mask:
-    """Build the mask that a config names; `options` are the sections of its components, by name."""
+    """Build the mask that a config names; `options` are the sections of its components, by name.
+
+    Raises:
+        UserError: the block cannot be given this mask.
+    """
+    if config.mask != "causal" and getattr(find("block", config.name).factory, "only_causal", False):
+        raise UserError(
+            f"model.mask is '{config.mask}', but {config.name} sees all earlier tokens and has no other masks; set "
+            "model.mask=causal or choose another model.name"
+        )
     component = find("mask", config.mask)
     mask: Mask = component.factory(component.section(options))
     return mask

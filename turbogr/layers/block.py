@@ -32,12 +32,16 @@ class Block(nn.Module):
         num_sites: how many numbers for dropout it uses.
         unused_sizes: settings of the model's config that mean nothing to it, and the part that it does not have.
         public_names: the names that a public implementation gives its parameters, None if they are ours.
+        only_causal: it sees all earlier tokens and cannot be given another mask.
+        looked_up: names of parameters of two dimensions that are looked up, not multiplied with.
     """
 
     title: ClassVar[str] = ""
     num_sites: ClassVar[int] = 0
     unused_sizes: ClassVar[Mapping[str, str]] = {}
     public_names: ClassVar[PublicNames | None] = None
+    only_causal: ClassVar[bool] = False
+    looked_up: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, config: ModelConfig, site: int, options: Any = None) -> None:
         super().__init__()
@@ -53,6 +57,9 @@ class Block(nn.Module):
         """Draw all parameters; the same generator state gives the same parameters."""
         raise NotImplementedError
 
+    def join(self, first: Block) -> None:
+        """Called once when a model is built, with its first block, whose parameters this one may share."""
+
     def forward(self, x_td: Tensor, tokens: Tokens) -> Tensor:
         raise NotImplementedError
 
@@ -61,6 +68,10 @@ class Block(nn.Module):
 
         Products with matrices of parameters are counted from the parameters.
         """
+        return 0
+
+    def products_per_token(self) -> int:
+        """Multiply-adds for every token besides those with matrices of parameters, such as of a recurrence."""
         return 0
 
     def split_heads(self, x: Tensor, head_dim: int) -> Tensor:

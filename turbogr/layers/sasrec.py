@@ -1,14 +1,16 @@
 """The SASRec block (Kang and McAuley, ICDM 2018): causal softmax attention and a feed-forward part.
 
-It follows the public implementation behind the figures that HSTU is compared with, which differs from a textbook
-pre-norm Transformer: only the queries see the normalised input, and each residual goes around the normalised vectors.
+As published, it follows the public implementation behind the figures that HSTU is compared with, which differs from a
+textbook pre-norm Transformer: only the queries see the normalised input, and each residual goes around the normalised
+vectors. The section `sasrec` chooses a Transformer block with the norms before or after, as strong baselines have it.
 Shape legend: T tokens, D model width, h heads, d and e the sizes of a head of q/k and of v.
 """
 
 from __future__ import annotations
 
 import math
-from typing import ClassVar
+from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -23,19 +25,34 @@ from turbogr.plugins import register
 _EPS = 1e-8
 
 
-@register("block", "sasrec")
+@dataclass(frozen=True)
+class SASRecConfig:
+    """Options of the SASRec block. `norm: published` is the block behind the published figures; `pre` and `post` are a
+    Transformer's, with the norms before attention and feed-forward part or after their residuals. `activation` is that
+    of the feed-forward part.
+    """
+
+    norm: Literal["published", "pre", "post"] = "published"
+    activation: Literal["relu", "gelu"] = "relu"
+
+
+@register("block", "sasrec", config=SASRecConfig)
 class SASRecBlock(Block):
     """z = norm(n + dropout(W_o · attention(n, x, x))) with n = norm(x), then z + dropout(W_2 · dropout(ReLU(W_1 z))).
 
-    Norms have no parameters, every linear map has a bias. Attention weights are not dropped; its output is.
+    That is `norm: published`. `pre` is z = x + dropout(W_o · attention(n, n, n)), then z plus the feed-forward part of
+    norm(z); `post` is z = norm(x + dropout(W_o · attention(x, x, x))), then the norm of z plus that of z. GELU takes
+    the place of ReLU with `activation: gelu`. Norms have no parameters, every linear map has a bias. Attention weights are
+    not dropped; its output is.
     """
 
     title = "SASRec"
     num_sites = 3
     unused_sizes: ClassVar = {"num_time_buckets": "table of time buckets"}
 
-    def __init__(self, config: ModelConfig, site: int, options: None = None) -> None:
+    def __init__(self, config: ModelConfig, site: int, options: SASRecConfig | None = None) -> None:
         super().__init__(config, site, options)
+        self.options = options or SASRecConfig()
         h, dim, ffn_dim = self.num_heads, self.dim, self.ffn_dim
         self.query_weight = nn.Parameter(torch.empty(dim, h * self.qk_dim))
         self.query_bias = nn.Parameter(torch.empty(h * self.qk_dim))
@@ -63,10 +80,12 @@ class SASRecBlock(Block):
         return self.num_heads * (self.qk_dim + self.v_dim)
 
     def forward(self, x_td: Tensor, tokens: Tokens) -> Tensor:
-        normed = F.layer_norm(x_td, (self.dim,), eps=_EPS)
+        norm, normed = self.options.norm, x_td
+        if norm != "post":
+            normed = self._norm(x_td)
         q = _linear(normed, self.query_weight, self.query_bias)
         k, v = norm_linear_pieces(
-            x_td,
+            x_td if norm == "published" else normed,
             self.key_value_weight,
             self.key_value_bias,
             widths=[self.num_heads * self.qk_dim, self.num_heads * self.v_dim],
@@ -82,10 +101,18 @@ class SASRecBlock(Block):
             max_len=self.max_len,
             visible=tokens.visible,
         )
-        mixed = normed + self._drop(_linear(attended.flatten(1), self.out_weight, self.out_bias), tokens, 0)
-        mixed = F.layer_norm(mixed, (self.dim,), eps=_EPS)
-        hidden = self._drop(F.relu(_linear(mixed, self.ffn_up, self.ffn_up_bias)), tokens, 1)
-        return mixed + self._drop(_linear(hidden, self.ffn_down, self.ffn_down_bias), tokens, 2)
+        residual = x_td if norm == "pre" else normed
+        mixed = residual + self._drop(_linear(attended.flatten(1), self.out_weight, self.out_bias), tokens, 0)
+        inner = self._norm(mixed)
+        if norm != "pre":
+            mixed = inner
+        activate = F.gelu if self.options.activation == "gelu" else F.relu
+        hidden = self._drop(activate(_linear(inner, self.ffn_up, self.ffn_up_bias)), tokens, 1)
+        out = mixed + self._drop(_linear(hidden, self.ffn_down, self.ffn_down_bias), tokens, 2)
+        return self._norm(out) if norm == "post" else out
+
+    def _norm(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, (self.dim,), eps=_EPS)
 
     def _drop(self, x: Tensor, tokens: Tokens, number: int) -> Tensor:
         return keyed_dropout(x, tokens.dropout(self.dropout, self.site + number), tokens.keys)

@@ -2,6 +2,7 @@
 
 `strict` counts what must be computed: real tokens and the pairs of them that see each other. `nominal` counts every
 sequence at the model's full length, padding and the masked half included, which is how figures are often published.
+A block that is linear in the length counts as the recurrence that it is, whatever a kernel does in chunks.
 Both count forward and backward (three times the forward), but no recomputation, look-ups, norms or optimisers.
 
 Parameters and attention are counted from the blocks themselves, built without memory, so that no list of formulas must
@@ -26,10 +27,12 @@ Options = Mapping[str, Any]
 
 
 class _Counts(NamedTuple):
-    """Of all blocks together: parameters, those among them in matrices, multiply-adds per pair of tokens."""
+    """Of all blocks together: parameters, those among them in matrices, further multiply-adds per token, and those per
+    pair of tokens."""
 
     parameters: int
     weights: int
+    per_token: int
     per_pair: int
 
 
@@ -41,7 +44,7 @@ def strict_flops(config: ModelConfig, lengths: Tensor, num_negatives: int, optio
     tokens = float(lengths.double().sum())
     pairs = make_mask(config, options).num_pairs(lengths)
     logits = (num_negatives + 1) * config.dim
-    forward = 2 * tokens * (counts.weights + logits) + 2 * pairs * counts.per_pair
+    forward = 2 * tokens * (counts.weights + counts.per_token + logits) + 2 * pairs * counts.per_pair
     return 3 * forward
 
 
@@ -50,7 +53,7 @@ def counted_cost(config: ModelConfig, num_negatives: int, options: Options | Non
     config = config.with_preset()
     assert config.dim, "resolve the config first"
     counts = _count(config, options)
-    linear = 6 * (counts.weights + (num_negatives + 1) * config.dim)
+    linear = 6 * (counts.weights + counts.per_token + (num_negatives + 1) * config.dim)
     return CostModel(a=float(linear + 3 * counts.per_pair), b=float(3 * counts.per_pair))
 
 
@@ -59,7 +62,7 @@ def nominal_flops(config: ModelConfig, num_sequences: int, options: Options | No
     config = config.with_preset()
     assert config.max_len, "resolve the config first"
     counts, n = _count(config, options), config.max_len
-    return num_sequences * (6 * counts.parameters * n + 6 * counts.per_pair * n * n)
+    return num_sequences * (6 * (counts.parameters + counts.per_token) * n + 6 * counts.per_pair * n * n)
 
 
 def block_parameters(config: ModelConfig, options: Options | None = None) -> int:
@@ -76,9 +79,17 @@ def _count(config: ModelConfig, options: Options | None) -> _Counts:
         with torch.device("meta"):
             blocks = RetrievalModel(config, options=options).blocks
         parameters = list(blocks.parameters())
+        ours = [block for block in blocks if isinstance(block, Block)]
+        matrices = [
+            parameter.numel()
+            for block in blocks
+            for name, parameter in block.named_parameters()
+            if parameter.dim() > 1 and not (isinstance(block, Block) and name in block.looked_up)
+        ]
         _counted[key] = _Counts(
             parameters=sum(parameter.numel() for parameter in parameters),
-            weights=sum(parameter.numel() for parameter in parameters if parameter.dim() > 1),
-            per_pair=sum(block.products_per_pair() for block in blocks if isinstance(block, Block)),
+            weights=sum(matrices),
+            per_token=sum(block.products_per_token() for block in ours),
+            per_pair=sum(block.products_per_pair() for block in ours),
         )
     return _counted[key]

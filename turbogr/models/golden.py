@@ -1,15 +1,16 @@
 """Golden files: a model's parameters, inputs, outputs and gradients, by which two implementations are compared.
 
-The layout is the one of docs/models/conformance.md. HSTU and FuXi-alpha carry the parameter names and shapes of their
-public implementations; the other models carry ours. Everything is computed with dropout off.
+The layout is the one of docs/models/conformance.md. Models that have a public implementation carry its parameter names
+and shapes; the others carry ours. Everything is computed with dropout off.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,15 +20,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from turbogr.config import MAX_TIME_BUCKETS, ModelConfig
+from turbogr.config.values import convert
 from turbogr.data.batching import Batch
 from turbogr.errors import UserError, did_you_mean
 from turbogr.files import atomic_file
 from turbogr.jagged import Jagged
 from turbogr.machine import memory_bytes
+from turbogr.models.golden_names import in_our_layout
 from turbogr.models.retrieval_model import RetrievalModel
 from turbogr.ops import registry
 from turbogr.ops.sampled_softmax.reference import unit
-from turbogr.plugins import check_name, find
+from turbogr.plugins import check_name, find, section_class
 
 TOLERANCE = 1e-4
 """Largest relative error of a tensor at which two implementations in float32 count as the same."""
@@ -42,6 +45,19 @@ _SCALARS = {
     "v_dim": "v_dim",
 }
 """Sizes by their keys in the file and in the config; the last two may be missing in a file."""
+
+_RANGES = {
+    ("fuxi-beta", "_pow_b"): (0.4, 0.8),
+    ("fuxi-gamma", "_beta"): (0.1, 0.3),
+    ("fuxi-gamma", "_gamma"): (0.8, 0.95),
+    ("fuxi-linear", "_emb"): (-1.0, 1.0),
+    ("fuxi-linear", "_alpha"): (2.0, 4.0),
+    ("fuxi-linear", "_beta"): (0.5, 1.0),
+    ("fuxi-linear", "alpha"): (0.5, 1.5),
+    ("fuxi-linear", "beta"): (0.5, 1.5),
+}
+"""Parameters that are drawn from a range in a file that we write: they make sense in it alone, or weigh two parts of a
+channel whose norm forgets their common factor, so that a gradient would cancel if one part were negligible."""
 
 _INTEGERS = ("ids", "timestamps", "lengths")
 _LARGEST_SIZE = 2**18  # beyond any model; products of sizes stay far from overflow
@@ -71,6 +87,7 @@ class Golden:
 
     config: ModelConfig
     tensors: Mapping[str, Tensor]
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def read(cls, path: Path | str) -> Golden:
@@ -86,8 +103,9 @@ class Golden:
     def of(cls, arrays: Mapping[str, NDArray[Any]], path: Path | str) -> Golden:
         """Take over the arrays of a file, checked as by `read`."""
         try:
-            config = _config_of(arrays)
-            golden = cls(config, _tensors_of(arrays))
+            arrays = in_our_layout(arrays)
+            config, options = _config_of(arrays)
+            golden = cls(config, _tensors_of(arrays), options)
             golden._check()
         except UserError as error:
             raise UserError(f"{path}: {error}") from error
@@ -116,7 +134,7 @@ class Golden:
         self, dtype: torch.dtype = torch.float32, *, recompute: bool = False
     ) -> tuple[RetrievalModel, Tensor, Tensor, Tensor, Tensor]:
         """Return our model with the file's parameters, the item table, both in `dtype`, ids, timestamps and lengths."""
-        model = RetrievalModel(self.config, recompute=recompute).to(dtype)
+        model = RetrievalModel(self.config, options=self.options, recompute=recompute).to(dtype)
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 theirs, transposed = _public_name(self.config.name, name)
@@ -141,7 +159,7 @@ class Golden:
         }
         for kind in ("param/", "grad/"):
             shapes[kind + _ITEMS] = (len(items), config.dim)
-            shapes.update({kind + name: shape for name, shape in _parameter_shapes(config)})
+            shapes.update({kind + name: shape for name, shape in _parameter_shapes(config, self.options)})
         for name, shape in shapes.items():
             if tuple(_get(tensors, name).shape) != shape:
                 raise UserError(f"'{name}' has shape {tuple(tensors[name].shape)}, it must be {shape}. {_LAYOUT}")
@@ -168,12 +186,18 @@ class Golden:
 
 
 def write_golden(
-    path: Path | str, config: ModelConfig, *, num_items: int = 50, num_sequences: int = 5, seed: int = 0
+    path: Path | str,
+    config: ModelConfig,
+    *,
+    num_items: int = 50,
+    num_sequences: int = 5,
+    seed: int = 0,
+    options: Mapping[str, Any] | None = None,
 ) -> None:
     """Write a golden file of our model with random parameters and input; the file is written aside and renamed.
 
     The output and the gradients are those of the definition in float64, whichever backend is chosen. `config` must
-    have dim and max_len; its position table must cover max_len.
+    have dim and max_len; its position table must cover max_len. `options` are the sections of its components by name.
 
     Raises:
         UserError: this machine has too little memory for so large a model or input; a gradient is 0, or hangs on
@@ -182,29 +206,38 @@ def write_golden(
     config = config.with_preset()
     assert config.dim is not None and config.max_len is not None and config.max_len >= 2
     assert (config.max_distance or config.max_len) >= config.max_len, "the file's layout has a full position table"
-    _check_memory(config, num_items, num_sequences)
-    golden = _draw(config, num_items, num_sequences, seed)
+    section = section_class("block", config.name)
+    options = options or ({} if section is None else {config.name: section()})
+    _check_memory(config, options, num_items, num_sequences)
+    golden = _draw(config, options, num_items, num_sequences, seed)
     with registry.backend("reference"):
         exact = _run(*golden.build(torch.float64, recompute=True), golden.tensors["cotangent"].double())
-    golden = Golden(config, {**golden.tensors, **{name: value.float() for name, value in exact.items()}})
+    exact = {name: value.float() for name, value in exact.items()}
+    golden = dataclasses.replace(golden, tensors={**golden.tensors, **exact})
     _check_fair(golden)
     arrays: dict[str, NDArray[Any]] = {
         "model": np.array(config.name),
         **{key: np.array(getattr(config, field), np.int64) for key, field in _SCALARS.items()},
         **{key: tensor.numpy() for key, tensor in golden.tensors.items()},
     }
+    if config.name in golden.options:
+        arrays["options"] = np.array(json.dumps(dataclasses.asdict(golden.options[config.name])))
     with atomic_file(path) as aside, aside.open("wb") as file:
         np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
 
 
-def _draw(config: ModelConfig, num_items: int, num_sequences: int, seed: int) -> Golden:
+def _draw(config: ModelConfig, options: Mapping[str, Any], num_items: int, num_sequences: int, seed: int) -> Golden:
     """Return random parameters and input, without output and gradients."""
     assert config.dim is not None and config.max_len is not None
     random = np.random.default_rng(seed)
     scale = min(0.1, config.dim**-0.5)  # wide models of larger values amplify every rounding
     tensors = {}
-    for name, shape, transposed in _parameters(config):
+    ranged = [name for kind, name in _RANGES if kind == config.name]
+    for name, shape, transposed in _parameters(config, options):
         value = torch.from_numpy(random.normal(0, scale, shape)).float()
+        if name.rpartition(".")[2] in ranged:
+            low, high = _RANGES[config.name, name.rpartition(".")[2]]
+            value = torch.from_numpy(random.uniform(low, high, shape)).float()
         tensors["param/" + name] = (value.T if transposed else value).contiguous()
     table = torch.from_numpy(random.normal(0, scale, (num_items + 1, config.dim))).float()
     table[0] = 0
@@ -219,7 +252,7 @@ def _draw(config: ModelConfig, num_items: int, num_sequences: int, seed: int) ->
     cotangent = torch.from_numpy(random.normal(0, 1, (num_sequences, n, config.dim))).float()
     cotangent[place >= lengths[:, None]] = 0
     inputs = {"ids": ids, "timestamps": times, "lengths": lengths, "cotangent": cotangent}
-    return Golden(config, {**inputs, "param/" + _ITEMS: table, **tensors})
+    return Golden(config, {**inputs, "param/" + _ITEMS: table, **tensors}, options)
 
 
 def _check_fair(golden: Golden) -> None:
@@ -238,11 +271,11 @@ def _check_fair(golden: Golden) -> None:
             )
 
 
-def _check_memory(config: ModelConfig, num_items: int, num_sequences: int) -> None:
+def _check_memory(config: ModelConfig, options: Mapping[str, Any], num_items: int, num_sequences: int) -> None:
     """Estimate what writing a file takes, from the shapes alone: allocating until it fails may end other programs."""
     assert config.dim is not None and config.max_len is not None and config.num_blocks is not None
     assert config.num_heads is not None
-    block = [shape for _, shape in _parameter_shapes(dataclasses.replace(config, num_blocks=1))]
+    block = [shape for _, shape in _parameter_shapes(dataclasses.replace(config, num_blocks=1), options)]
     position = block.pop(0)
     numbers = math.prod(position) + config.num_blocks * sum(map(math.prod, block)) + (num_items + 1) * config.dim
     # In float64, with a copy of every gradient; of the blocks all inputs are kept, and the inside of one: an input and
@@ -321,17 +354,17 @@ def _public_name(model: str, name: str) -> tuple[str, bool]:
     return f"{public.prefix}{number}.{public.names[own]}", public.names[own].endswith(".weight")
 
 
-def _parameters(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...], bool]]:
+def _parameters(config: ModelConfig, options: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...], bool]]:
     """Yield the name in the file and our shape of every parameter, and whether the file has it transposed."""
     with torch.device("meta"):
-        model = RetrievalModel(config)
+        model = RetrievalModel(config, options=options)
     for name, parameter in model.named_parameters():
         theirs, transposed = _public_name(config.name, name)
         yield theirs, tuple(parameter.shape), transposed
 
 
-def _parameter_shapes(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
-    for name, shape, transposed in _parameters(config):
+def _parameter_shapes(config: ModelConfig, options: Mapping[str, Any]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    for name, shape, transposed in _parameters(config, options):
         yield name, shape[::-1] if transposed else shape
 
 
@@ -365,11 +398,13 @@ def _entry(file: Mapping[str, Any], name: str, path: Path | str) -> NDArray[Any]
     return array
 
 
-def _config_of(arrays: Mapping[str, NDArray[Any]]) -> ModelConfig:
-    """Read the sizes of a file's model; those that it does not name follow from its tensors."""
+def _config_of(arrays: Mapping[str, NDArray[Any]]) -> tuple[ModelConfig, dict[str, Any]]:
+    """Read the sizes of a file's model and its options; those that it does not name follow from its tensors."""
     name = _model_name(_get(arrays, "model"))
     check_name("block", name, "'model'")
-    for key in ("num_heads", "max_len", "num_buckets"):
+    component = find("block", name)
+    has_buckets = "num_time_buckets" not in component.factory.unused_sizes
+    for key in ("num_heads", "max_len", *(["num_buckets"] if has_buckets else [])):
         _get(arrays, key)
     sizes = {field: _size(key, arrays[key]) for key, field in _SCALARS.items() if key in arrays}
     output = _get(arrays, "output")
@@ -391,13 +426,31 @@ def _config_of(arrays: Mapping[str, NDArray[Any]]) -> ModelConfig:
         **sizes,  # type: ignore[arg-type]
     )
     config.check()
-    return config.with_preset()
+    section = section_class("block", name)
+    if section is None:
+        return config.with_preset(), {}
+    given = _options_in(arrays["options"]) if "options" in arrays else {}
+    options = convert(section, given, "'options'", "'options'")
+    if hasattr(options, "check"):
+        options.check()
+    return config.with_preset(), {name: options}
+
+
+def _options_in(array: NDArray[Any]) -> Any:
+    try:
+        return json.loads(_text("options", array))
+    except ValueError as error:
+        raise UserError(f"'options' must be the block's own settings as JSON, such as {{}}; got {array}") from error
 
 
 def _model_name(array: NDArray[Any]) -> str:
+    return _text("model", array)
+
+
+def _text(key: str, array: NDArray[Any]) -> str:
     """Text, which some ports write as bytes or as a list of one."""
     if array.size != 1 or array.dtype.kind not in "US":
-        raise UserError(f"'model' must be one text, got {_what(array)}; write e.g. numpy.array('hstu')")
+        raise UserError(f"'{key}' must be one text, got {_what(array)}; write e.g. numpy.array('hstu')")
     text = array.reshape(())[()]
     return text.decode("utf-8", "replace") if isinstance(text, bytes) else str(text)
 

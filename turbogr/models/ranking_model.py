@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from turbogr.config import ModelConfig, RankingConfig
+from turbogr.errors import UserError
 from turbogr.layers.block import Block
 from turbogr.layers.tokens import Tokens
 from turbogr.models.feature_tower import Feature, FeatureTower
@@ -79,11 +80,19 @@ class RankingModel(nn.Module):
         self.actions = ActionVectors(len(ranking.input_actions), ranking.action_dim)
         self.action_weight = nn.Parameter(torch.empty(self.actions.dim, self.dim))
         component = find("block", config.name)
+        if getattr(component.factory, "only_causal", False):
+            raise UserError(
+                f"model.name '{config.name}' cannot rank: candidates must not see each other, and it has no masks; "
+                "choose a block with attention, such as hstu, stu, sasrec or fuxi"
+            )
         section, num_sites = component.section(options), component.factory.num_sites
         self.blocks = nn.ModuleList(
             component.factory(_with_room(config), _FIRST_BLOCK_SITE + number * num_sites, section)
             for number in range(config.num_blocks)
         )
+        for block in self.blocks:
+            if isinstance(block, Block):
+                block.join(self.blocks[0])  # type: ignore[arg-type]
         # Numbers also reach the outputs directly, as in a logistic regression: log-odds of rates add up.
         self.wide = nn.Linear(self.items.num_floats, len(ranking.tasks), bias=False)
         self.head = head_mlp(4 * self.dim + self.items.num_floats, 2 * hidden, len(ranking.tasks))

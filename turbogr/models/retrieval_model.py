@@ -68,6 +68,9 @@ class RetrievalModel(nn.Module):
             component.factory(config, _INPUT_SITE + 1 + number * num_sites, section)
             for number in range(config.num_blocks)
         )
+        for block in self.blocks:
+            if isinstance(block, Block):
+                block.join(self.blocks[0])  # type: ignore[arg-type]
 
     def reset_parameters(self, generator: torch.Generator) -> None:
         """Draw all parameters; the same generator state gives the same parameters."""

@@ -5,10 +5,11 @@ from turbogr.ops.full_softmax import full_softmax
 from turbogr.ops.gated_linear import gated_linear
 from turbogr.ops.gated_mlp import gated_mlp
 from turbogr.ops.jagged_attention import RelativeBias, hstu_attention
-from turbogr.ops.jagged_attention.fuxi import DecayBias, fuxi_attention
+from turbogr.ops.jagged_attention.fuxi import DecayBias, InversePowerBias, SecondsDecayBias, fuxi_attention
 from turbogr.ops.jagged_attention.masks import KeyRanges, causal_ranges, hstu_ranges
 from turbogr.ops.jagged_attention.softmax import softmax_attention
 from turbogr.ops.keyed_dropout import keyed_dropout
+from turbogr.ops.linear_attention import periodic_attention, retention
 from turbogr.ops.look_up import look_up_rows
 from turbogr.ops.native import keep_freed_memory, prefer_huge_pages
 from turbogr.ops.norm_linear import norm_linear, norm_linear_pieces
@@ -23,8 +24,10 @@ from turbogr.ops.unique import unique_rows
 __all__ = [
     "Backend",
     "DecayBias",
+    "InversePowerBias",
     "KeyRanges",
     "RelativeBias",
+    "SecondsDecayBias",
     "backend",
     "backends",
     "causal_ranges",
@@ -41,10 +44,12 @@ __all__ = [
     "norm_linear",
     "norm_linear_pieces",
     "operator",
+    "periodic_attention",
     "prefer_huge_pages",
     "random_integers",
     "register_backend",
     "register_operator",
+    "retention",
     "row_adagrad_",
     "row_adam_",
     "sampled_logits",

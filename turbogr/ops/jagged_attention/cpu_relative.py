@@ -6,7 +6,7 @@ channel, always has content, and its time bias is a table.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -14,7 +14,7 @@ from turbogr.ops import native
 from turbogr.ops.checks import check_offsets
 from turbogr.ops.declaration import TorchOperator, set_gradient, torch_operator
 from turbogr.ops.jagged_attention.masks import KeyRanges, check_ranges
-from turbogr.ops.jagged_attention.reference import bucket_boundaries
+from turbogr.ops.jagged_attention.reference import DAYS, FORMS, TABLE, bucket_boundaries
 from turbogr.ops.native import Kernel, packed_heads, pointer
 
 BACKEND = native.MODEL_BACKEND
@@ -30,7 +30,7 @@ _TENSORS = (
 )
 _NUMBERS = (
     "int64 num_sequences, num_tokens, heads, d, e, q_stride, k_stride, v_stride, "
-    "max_len, num_time_weights, functional; float alpha"
+    "max_len, num_time_weights, form; float alpha"
 )
 _GRADIENTS = "float *grad_q, *grad_k, *grad_v, *grad_position_weight, *grad_time_weight"
 
@@ -54,7 +54,7 @@ class _Inputs(NamedTuple):
     position_weight: Tensor | None
     time_weight: Tensor | None
     max_len: int
-    functional: bool
+    form: str
     alpha: float
 
 
@@ -114,7 +114,7 @@ def _kernel_arguments(inputs: _Inputs) -> tuple[list[Tensor | None], list[float]
     others = (inputs.offsets, inputs.first, inputs.last, *times, *weights)
     rest = [None if x is None else x.contiguous() for x in others]
     num_time_weights = 0 if inputs.time_weight is None else inputs.time_weight.numel()
-    boundaries = bucket_boundaries(0 if inputs.functional else max(0, num_time_weights - 1))
+    boundaries = bucket_boundaries(max(0, num_time_weights - 1) if inputs.form == TABLE else 0)
     num_tokens, heads, e = v.shape
     numbers = [
         inputs.offsets.numel() - 1,
@@ -125,7 +125,7 @@ def _kernel_arguments(inputs: _Inputs) -> tuple[list[Tensor | None], list[float]
         *(0 if x is None else x.stride(0) for x in (q, k, v)),
         inputs.max_len,
         num_time_weights,
-        int(inputs.functional),
+        FORMS.index(inputs.form),
         inputs.alpha,
     ]
     return [q, k, v, *rest, boundaries], numbers
@@ -159,16 +159,44 @@ def hstu_attention(
 ) -> Tensor:
     """See `turbogr.ops.jagged_attention.hstu_attention`."""
     bias = query_times, key_times, position_weight, time_weight
-    out: Tensor = _hstu_attention(q, k, v, offsets, *(visible or (None, None)), *bias, max_len, False, alpha)
+    out: Tensor = _hstu_attention(q, k, v, offsets, *(visible or (None, None)), *bias, max_len, TABLE, alpha)
     return out
 
 
 def fuxi_attention(
-    q: Tensor | None, k: Tensor | None, v: Tensor, offsets: Tensor, visible: KeyRanges | None, *bias_and_length: Any
+    q: Tensor | None,
+    k: Tensor | None,
+    v: Tensor,
+    offsets: Tensor,
+    visible: KeyRanges | None,
+    query_times: Tensor,
+    key_times: Tensor,
+    position_weight: Tensor,
+    time_weight: Tensor,
+    max_len: int,
+    functional: bool,
 ) -> Tensor:
-    """See `turbogr.ops.jagged_attention.fuxi.fuxi_attention`.
+    """See `turbogr.ops.jagged_attention.fuxi.fuxi_attention`; `time_weight` is the decay (a, β, γ) if `functional`."""
+    bias = query_times, key_times, position_weight, time_weight
+    form = DAYS if functional else TABLE
+    out: Tensor = _fuxi_attention(q, k, v, offsets, *(visible or (None, None)), *bias, max_len, form, 1.0)
+    return out
 
-    `bias_and_length`: the times, position_weight, time_weight, max_len, and whether time_weight is a decay (a, β, γ).
-    """
-    out: Tensor = _fuxi_attention(q, k, v, offsets, *(visible or (None, None)), *bias_and_length, 1.0)
+
+def fuxi_seconds_attention(
+    q: Tensor | None,
+    k: Tensor | None,
+    v: Tensor,
+    offsets: Tensor,
+    visible: KeyRanges | None,
+    query_times: Tensor,
+    key_times: Tensor,
+    position_weight: Tensor,
+    time_weight: Tensor,
+    max_len: int,
+    form: str,
+) -> Tensor:
+    """The same with a function of seconds, whose parameters `time_weight` holds."""
+    bias = query_times, key_times, position_weight, time_weight
+    out: Tensor = _fuxi_attention(q, k, v, offsets, *(visible or (None, None)), *bias, max_len, form, 1.0)
     return out

@@ -1,8 +1,8 @@
 """FuXi's attention: separate channels for position, time and content, each a weighted sum of the same values.
 
-One contract serves the whole family. The time channel is a table over buckets (`RelativeBias`) or a decaying function
-of the distance (`DecayBias`); without q and k there is no content channel. Position and time weights are the same for
-all heads, so a kernel computes them once per pair of tokens.
+One contract serves the whole family. The time channel is a table over buckets (`RelativeBias`) or a function of the
+distance (`DecayBias`, `InversePowerBias`, `SecondsDecayBias`); without q and k there is no content
+channel. Position and time weights are the same for all heads, so a kernel computes them once per pair of tokens.
 """
 
 from __future__ import annotations
@@ -33,12 +33,39 @@ class DecayBias(NamedTuple):
     decay: Tensor
 
 
+class InversePowerBias(NamedTuple):
+    """Like `RelativeBias`, with FuXi-beta's function of the distance in place of the table over buckets.
+
+    `power` [2] holds a and b of the weight a · x^(-b), where x = 1 + max(difference, 0) in seconds.
+    """
+
+    query_times: Tensor
+    key_times: Tensor
+    position_weight: Tensor
+    power: Tensor
+
+
+class SecondsDecayBias(NamedTuple):
+    """Like `DecayBias`, with |difference| in seconds as x and 0^β = 0: FuXi-gamma's function."""
+
+    query_times: Tensor
+    key_times: Tensor
+    position_weight: Tensor
+    decay: Tensor
+
+
+FuXiBias = RelativeBias | DecayBias | InversePowerBias | SecondsDecayBias
+
+_NUM_PARAMETERS = {DecayBias: ("decay", 3), InversePowerBias: ("power", 2), SecondsDecayBias: ("decay", 3)}
+_FORMS_IN_SECONDS = {InversePowerBias: reference.INVERSE_POWER, SecondsDecayBias: reference.SECONDS}
+
+
 def fuxi_attention(
     q: Tensor | None,
     k: Tensor | None,
     v: Tensor,
     offsets: Tensor,
-    bias: RelativeBias | DecayBias,
+    bias: FuXiBias,
     *,
     max_len: int,
     visible: KeyRanges | None = None,
@@ -60,15 +87,21 @@ def fuxi_attention(
     check_shape("v", v, (None, None, None))
     check_filled("v", v, 1, 2)
     check_offsets(offsets, v.shape[0], max_len)
-    functional = isinstance(bias, DecayBias)
-    if functional:
-        check_shape("decay", bias[3], (3,))
+    if type(bias) in _NUM_PARAMETERS:
+        name, number = _NUM_PARAMETERS[type(bias)]
+        check_shape(name, bias[3], (number,))
     _check_bias(RelativeBias(*bias), v, max_len)
     if visible is not None:
         check_ranges(visible, offsets, v.shape[0])
+    out: Tensor
+    if type(bias) in _FORMS_IN_SECONDS:
+        function = registry.choose("fuxi_seconds_attention", v.device, v.dtype)
+        out = function(q, k, v, offsets, visible, *bias, max_len, _FORMS_IN_SECONDS[type(bias)])
+        return out
     function = registry.choose("fuxi_attention", v.device, v.dtype)
-    out: Tensor = function(q, k, v, offsets, visible, *bias, max_len, functional)
+    out = function(q, k, v, offsets, visible, *bias, max_len, isinstance(bias, DecayBias))
     return out
 
 
 registry.register_operator("fuxi_attention", package=__package__)
+registry.register_operator("fuxi_seconds_attention", package=__package__)

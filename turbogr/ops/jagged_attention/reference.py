@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import lru_cache
 from itertools import pairwise
 
@@ -18,6 +19,8 @@ BACKEND = REFERENCE
 
 BUCKET_WIDTH = 0.301
 DECAY_UNIT = 86_400.0  # seconds
+TABLE, DAYS, INVERSE_POWER, SECONDS = FORMS = ("table", "days", "inverse-power", "seconds")
+"""What FuXi's time channel is: a table over buckets, or a function of the distance; the kernels know their places."""
 _BEYOND_INT64 = 44.0  # exp of it exceeds every int64; that of some thousand buckets would exceed every float
 
 
@@ -69,6 +72,21 @@ def decay_weights(query_times: Tensor, key_times: Tensor, decay: Tensor) -> Tens
     log_days = torch.log(seconds.to(decay.dtype) / DECAY_UNIT)
     amplitude, exponent, base = decay.unbind()
     return amplitude * torch.exp(torch.log(base) * torch.exp(exponent * log_days))
+
+
+def inverse_power_weights(query_times: Tensor, key_times: Tensor, power: Tensor) -> Tensor:
+    """Weight a · x^(-b) of every pair, x = 1 + max(difference, 0) in seconds, from `power` = (a, b)."""
+    seconds = 1 + (query_times[:, None] - key_times[None, :]).clamp(min=0)
+    amplitude, exponent = power.unbind()
+    return amplitude * torch.exp(-exponent * torch.log(seconds.to(power.dtype)))
+
+
+def seconds_decay_weights(query_times: Tensor, key_times: Tensor, decay: Tensor) -> Tensor:
+    """Weight a · γ^(x^β) of every pair, x = |difference| in seconds and 0^β = 0, from `decay` = (a, β, γ)."""
+    seconds = (query_times[:, None] - key_times[None, :]).abs()
+    amplitude, exponent, base = decay.unbind()
+    power = torch.exp(exponent * torch.log(seconds.clamp(min=1).to(decay.dtype))) * (seconds > 0)
+    return amplitude * torch.exp(torch.log(base) * power)
 
 
 def _look_up(weight: Tensor, index: Tensor) -> Tensor:
@@ -130,7 +148,42 @@ def fuxi_attention(
     functional: bool,
 ) -> Tensor:
     """See `turbogr.ops.jagged_attention.fuxi.fuxi_attention`; `time_weight` is the decay (a, β, γ) if `functional`."""
-    weigh = decay_weights if functional else bucket_weights
+    bias = query_times, key_times, position_weight, time_weight
+    return _channels(q, k, v, offsets, visible, *bias, max_len, decay_weights if functional else bucket_weights)
+
+
+def fuxi_seconds_attention(
+    q: Tensor | None,
+    k: Tensor | None,
+    v: Tensor,
+    offsets: Tensor,
+    visible: KeyRanges | None,
+    query_times: Tensor,
+    key_times: Tensor,
+    position_weight: Tensor,
+    time_weight: Tensor,
+    max_len: int,
+    form: str,
+) -> Tensor:
+    """The same with a function of seconds, whose parameters `time_weight` holds."""
+    weigh = {INVERSE_POWER: inverse_power_weights, SECONDS: seconds_decay_weights}[form]
+    bias = query_times, key_times, position_weight, time_weight
+    return _channels(q, k, v, offsets, visible, *bias, max_len, weigh)
+
+
+def _channels(
+    q: Tensor | None,
+    k: Tensor | None,
+    v: Tensor,
+    offsets: Tensor,
+    visible: KeyRanges | None,
+    query_times: Tensor,
+    key_times: Tensor,
+    position_weight: Tensor,
+    time_weight: Tensor,
+    max_len: int,
+    weigh: Callable[[Tensor, Tensor, Tensor], Tensor],
+) -> Tensor:
     rows = []
     for start, stop in pairwise(host_ints(offsets)):
         row = slice(start, stop)
