@@ -27,10 +27,12 @@ the wrong type are errors. What is unset and follows from the data is filled in 
 which `turbogr train RUN/config.yaml --data DIR --out RUN2` starts the same run again.
 """
 
-_TOP = """## plugins, task
+_TOP = """## version, plugins, task
 
-`plugins` are modules, or files relative to the recipe, that register components. `task` says what is learnt. Both stand
-at top level, beside the sections.
+`version` is that of the schema, which says what a name means; write `version: 2`. A recipe without one is of the first,
+in which `model.name: fuxi-gamma` meant what is `fuxi` now, and `fuxi-beta` what is `fuxi-beta-days`: it keeps that
+meaning, with a note. `plugins` are modules, or files relative to the recipe, that register components. `task` says what
+is learnt. All stand at top level, beside the sections.
 """
 
 _WITH_SECTIONS = ("task", "block", "method", "mask", "loss", "sampler", "metric")

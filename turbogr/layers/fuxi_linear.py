@@ -167,7 +167,8 @@ class FuXiLinearBlock(Block):
     def products_per_token(self) -> int:
         """Of the channels as recurrences: every token adds to a state and reads it."""
         retained = self.num_heads * self.qk_dim * self.v_dim
-        return 2 * (retained + 2 * self.width + self.options.position_dim * self.width)
+        products: int = 2 * (retained + 2 * self.width + self.options.position_dim * self.width)
+        return products
 
     def forward(self, x_td: Tensor, tokens: Tokens) -> Tensor:
         if tokens.visible is not None:

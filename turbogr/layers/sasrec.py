@@ -41,8 +41,8 @@ class SASRecBlock(Block):
     """z = norm(n + dropout(W_o · attention(n, x, x))) with n = norm(x), then z + dropout(W_2 · dropout(ReLU(W_1 z))).
 
     That is `norm: published`. `pre` is z = x + dropout(W_o · attention(n, n, n)), then z plus the feed-forward part of
-    norm(z); `post` is z = norm(x + dropout(W_o · attention(x, x, x))), then the norm of z plus that of z. GELU takes
-    the place of ReLU with `activation: gelu`. Norms have no parameters, every linear map has a bias. Attention weights are
+    norm(z); `post` is z = norm(x + dropout(W_o · attention(x, x, x))), then the norm of z plus that of z.
+    `activation: gelu` takes GELU for ReLU. Norms have no parameters, every linear map has a bias. Attention weights are
     not dropped; its output is.
     """
 
