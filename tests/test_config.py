@@ -101,7 +101,6 @@ def test_values_arrive_where_they_belong(recipe):
         ("train: {backend: gpu}", ["train.backend is 'gpu'", "auto, cpu, reference, triton"]),
         ("plugins: my_block.py", ["plugins takes a list"]),
         ("hstu: {size: 3}", ["the block 'hstu' has no section of its own"]),
-        ("sasrec: {size: 3}", ["the block 'sasrec' has no section of its own"]),
         ("options: {}", ["unknown key 'options'"]),
         ("tables: {item: {dims: 3}}", ["unknown key 'dims'", "tables.item", "'dim'"]),
         ("tables: {item: {dim: 0}}", ["tables.item.dim must be positive"]),

@@ -131,6 +131,8 @@ def test_models_on_a_small_set_differ_in_nothing_but_the_model(folder: str) -> N
     configs = [load_config(path) for path in sorted((FOLDER / folder).iterdir())]
     assert [config.model.name for config in configs] == ["fuxi-alpha", "hstu", "sasrec"]
     plain = {"name": "hstu", "num_time_buckets": None}
-    alike = [dataclasses.replace(config, model=dataclasses.replace(config.model, **plain)) for config in configs]
+    alike = [
+        dataclasses.replace(config, model=dataclasses.replace(config.model, **plain), options={}) for config in configs
+    ]
     assert alike[0] == alike[1] == alike[2]
     assert alike[0].data.split == "leave-two-out"
