@@ -1,8 +1,11 @@
 """Vectors of items without a training event, from their features.
 
-A trained table has learnt nothing of an item that nobody has used. Where the store has features of items, a linear map
-from them to the unit vectors of the items with events (ridge regression, weighted by how well an item is known) gives
-those without one a vector. The strength of the ridge is the best of a few on every tenth item, left out of the fit.
+A trained table has learnt nothing of an item that nobody has used. Where the store has features of items, such an item
+gets the vector of a known item of its kind: of those that are most similar to it, the one with the most events. What is
+similar is learnt: a linear map from the features to the unit vectors of the known items (ridge regression, weighted by
+how well an item is known; its strength is the best of a few on every tenth item, left out of the fit) makes a vector of
+every item, and cosines of these count. These vectors themselves would not do: means of many, they are never close
+enough to a user to be among the best.
 """
 
 from __future__ import annotations
@@ -22,6 +25,9 @@ from turbogr.data.vocabulary import Int64Array
 _STRENGTHS = (0.3, 3.0, 30.0)
 _HALF_KNOWN = 5.0  # events at which an item counts half as much as one with very many
 _TENTH = 10
+_SIMILAR = 20  # known items of which the one with the most events lends its vector; of few items a twentieth
+_MOST_KNOWN = 20_000  # items that are compared with, those with the most events
+_AT_ONCE = 1_000
 
 
 def cold_items(store: Store, train_end: Int64Array) -> Int64Array:
@@ -47,10 +53,26 @@ def with_cold_items(table: Tensor, store: Store, train_end: Int64Array) -> Tenso
         fits = [_ridge(x[known[~tested]], unit[~tested], weights[~tested], strength) for strength in _STRENGTHS]
         values = [_agreement(x[known[tested]] @ fit, unit[tested], weights[tested]) for fit in fits]
         best = _STRENGTHS[int(np.argmax(values))]
-    found = x[cold] @ _ridge(x[known], unit, weights, best)
+    fit = _ridge(x[known], unit, weights, best)
+    common = known[np.argsort(-counts[known], kind="stable")[:_MOST_KNOWN]]
+    lenders = _most_used_of_similar(_unit(x[cold] @ fit), _unit(x[common] @ fit))
     filled = table.clone()
-    filled[torch.from_numpy(cold)] = torch.from_numpy(found).to(table)
+    filled[torch.from_numpy(cold)] = table[torch.from_numpy(common[lenders])]
     return filled
+
+
+def _most_used_of_similar(wanted: np.ndarray, common: np.ndarray) -> Int64Array:
+    """Return for every row of `wanted` the first of the rows of `common` that are among the most similar ones."""
+    num = max(1, min(_SIMILAR, len(common) // _SIMILAR))
+    found = [np.zeros(0, np.int64)]
+    for first in range(0, len(wanted), _AT_ONCE):
+        cosines = wanted[first : first + _AT_ONCE] @ common.T
+        found.append(np.argpartition(-cosines, num - 1, axis=1)[:, :num].min(axis=1))
+    return np.concatenate(found)
+
+
+def _unit(rows: np.ndarray) -> np.ndarray:
+    return rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)  # type: ignore[no-any-return]
 
 
 def _ridge(x: sparse.csr_matrix, y: np.ndarray, weights: np.ndarray, strength: float) -> np.ndarray:
@@ -65,8 +87,7 @@ def _ridge(x: sparse.csr_matrix, y: np.ndarray, weights: np.ndarray, strength: f
 
 def _agreement(found: np.ndarray, wanted: np.ndarray, weights: np.ndarray) -> float:
     """Return the weighted mean cosine of rows."""
-    lengths = np.maximum(np.linalg.norm(found, axis=1), 1e-12)
-    return float((weights * (found * wanted).sum(1) / lengths).sum() / weights.sum())
+    return float((weights * (_unit(found) * wanted).sum(1)).sum() / weights.sum())
 
 
 def _columns(store: Store) -> list[FeatureColumn]:
