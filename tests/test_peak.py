@@ -33,6 +33,21 @@ def test_the_peak_is_measured_once_and_threads_are_restored(monkeypatch: pytest.
     assert peak.fma_peak(torch.float32, threads=1) == found
 
 
+def test_a_burst_that_was_disturbed_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A million rounds a second, but the first call waits for the other threads to start."""
+    clock = [0.0]
+
+    class Library:
+        def turbogr_fma_flops(self, name: bytes) -> int:
+            return 2
+
+        def turbogr_fma_run(self, name: bytes, rounds: ctypes.c_int64, threads: ctypes.c_int64) -> None:
+            clock[0] += 0.02 if clock[0] == 0.0 else 50e-6 + rounds.value * 1e-6
+
+    monkeypatch.setattr(peak.time, "perf_counter", lambda: clock[0])
+    assert peak._rate(Library(), "generic", 1) == pytest.approx(2e6, rel=0.02)  # type: ignore[arg-type]
+
+
 def test_the_fastest_loop_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peak, "_fault", lambda library, loop, dtype: "too old" if loop == "avx512" else None)
     monkeypatch.setattr(peak, "_rate", lambda library, loop, threads: {"avx2": 3.0, "generic": 2.0}[loop])
