@@ -67,7 +67,12 @@ def _measure(settings: Mapping[str, Any]) -> dict[str, float]:
         options |= {"min_user_events": 1, "min_item_events": 1}
         preparation.prepare(settings["source"], [log], Path(folder, "store"), **options)
         store = Store.open(Path(folder, "store"))
-        overrides = [f"train.epochs={settings['epochs']}", "evaluate.baselines=[]", "deliver.choose=model"]
+        overrides = [
+            f"train.epochs={settings['epochs']}",
+            "evaluate.baselines=[]",
+            "deliver.choose=model",
+            "data.cold_items=true",
+        ]
         config = load_config(settings["recipe"], [*overrides, f"train.seed={settings['seed']}"])
         train(config, store.path, Path(folder, "run"))
         return {"num_cold_items": float(num_cold), **hit_rates(Path(folder, "run"))}

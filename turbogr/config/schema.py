@@ -233,7 +233,8 @@ class DataConfig:
     of the loss; they stay inputs. Unset, they are skipped where `evaluate.filter_seen` leaves seen items out.
 
     `features: all` uses every feature of the store, `named` those of the section `features`; unset, a ranking model
-    uses all of them if none are named. `without_features` are left out.
+    uses all of them if none are named. `without_features` are left out. With `cold_items` retrieval gives an item
+    without a training event the vector of a known item with similar features; items that are known lose places to it.
 
     On several ranks this is the batch of all of them together.
 
@@ -251,6 +252,7 @@ class DataConfig:
     repeated_targets: Literal["train", "skip"] | None = "train"
     features: Literal["all", "named"] | None = None
     without_features: tuple[str, ...] = ()
+    cold_items: bool = False
 
     def check(self) -> None:
         positive(self, "batch_size", "batch_tokens", "plan_ranks", "plan_window")

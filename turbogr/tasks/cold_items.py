@@ -1,11 +1,12 @@
 """Vectors of items without a training event, from their features.
 
 A trained table has learnt nothing of an item that nobody has used. Where the store has features of items, such an item
-gets the vector of a known item of its kind: of those that are most similar to it, the one with the most events. What is
-similar is learnt: a linear map from the features to the unit vectors of the known items (ridge regression, weighted by
-how well an item is known; its strength is the best of a few on every tenth item, left out of the fit) makes a vector of
-every item, and cosines of these count. These vectors themselves would not do: means of many, they are never close
-enough to a user to be among the best.
+gets the vector of a known item of its kind: of those that are most similar to it, the one with the most events that has
+not lent its vector yet, so that new items do not crowd the lists of the best. What is similar is learnt: a linear map
+from the features to the unit vectors of the known items (ridge regression, weighted by how well an item is known; its
+strength is the best of a few on every tenth item, left out of the fit) makes a vector of every item, and cosines of
+these count. These vectors themselves would not do: means of many, they are never close enough to a user to be among the
+best.
 """
 
 from __future__ import annotations
@@ -55,20 +56,25 @@ def with_cold_items(table: Tensor, store: Store, train_end: Int64Array) -> Tenso
         best = _STRENGTHS[int(np.argmax(values))]
     fit = _ridge(x[known], unit, weights, best)
     common = known[np.argsort(-counts[known], kind="stable")[:_MOST_KNOWN]]
-    lenders = _most_used_of_similar(_unit(x[cold] @ fit), _unit(x[common] @ fit))
+    lenders = _lenders(_unit(x[cold] @ fit), _unit(x[common] @ fit))
     filled = table.clone()
     filled[torch.from_numpy(cold)] = table[torch.from_numpy(common[lenders])]
     return filled
 
 
-def _most_used_of_similar(wanted: np.ndarray, common: np.ndarray) -> Int64Array:
-    """Return for every row of `wanted` the first of the rows of `common` that are among the most similar ones."""
+def _lenders(wanted: np.ndarray, common: np.ndarray) -> Int64Array:
+    """Return for every row of `wanted` the first of the rows of `common` that are among the most similar ones and have
+    not been taken; the most similar one where all are."""
     num = max(1, min(_SIMILAR, len(common) // _SIMILAR))
-    found = [np.zeros(0, np.int64)]
+    found, taken = np.zeros(len(wanted), np.int64), np.zeros(len(common), bool)
     for first in range(0, len(wanted), _AT_ONCE):
         cosines = wanted[first : first + _AT_ONCE] @ common.T
-        found.append(np.argpartition(-cosines, num - 1, axis=1)[:, :num].min(axis=1))
-    return np.concatenate(found)
+        similar = np.argpartition(-cosines, num - 1, axis=1)[:, :num]
+        for place, rows in enumerate(similar):
+            free = rows[~taken[rows]]
+            found[first + place] = free.min() if len(free) else cosines[place].argmax()
+            taken[found[first + place]] = True
+    return found
 
 
 def _unit(rows: np.ndarray) -> np.ndarray:

@@ -206,6 +206,8 @@ class RetrievalTask(Task):
 
     def tables_with_cold_items(self, tables: Mapping[str, Tensor], store: Store, split: Split) -> Mapping[str, Tensor]:
         """Return the tables, with vectors of items without a training event that are made from their features."""
+        if not self.config.data.cold_items:
+            return tables
         filled = with_cold_items(tables[ITEM], store, split.train_end)
         return tables if filled is tables[ITEM] else {**tables, ITEM: filled}
 
