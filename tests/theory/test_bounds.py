@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tools.theory import bounds
+from tools.theory.adam_example import MEAN_SLOPE, last_values
 from tools.theory.check import (
     AdagradRun,
     Outcome,
@@ -275,3 +276,36 @@ def test_the_largest_step_of_adam_is_that_of_the_page():
         row_adam_(weight, mean_, square, rows, grad, step=step, lr=lr, betas=(first, second), eps=1e-12)
         largest = max(largest, float((weight - before).abs().max()))
     assert 0.9 * limit * lr < largest <= limit * lr
+
+
+@pytest.mark.parametrize("delay", [0, 1, 4])
+@pytest.mark.parametrize("eps", [0.1, 1.0])
+def test_amsgrad_stays_within_its_bound(delay: int, eps: float) -> None:
+    problem, lr, steps = periodic((3, 6), 0.5), 0.05, 200
+    found = simulate(
+        problem, lr=lr, delay=delay, steps=steps, seeds=256, start=1.0, optimizer="amsgrad", eps=eps,
+        delays="scattered",
+    )  # fmt: skip
+    options = {"lr": lr, "eps": eps, "beta": 0.98, "delay": delay, "steps": steps}
+    delta = start_loss(problem, 1.0)
+    bound = bounds.amsgrad(constants(problem), problem.probs.tolist(), delta=delta, **options)
+    assert not refuted(mean(found.gradient), bound)
+    # The bias alone is within that of Theorem 5 for steps of at most 1 / sqrt(1 - beta).
+    k, probs = constants(problem), problem.probs
+    stale = k.gamma * lr**2 / 0.02 * delay * float((probs**2 * (1 + (delay - 1) * probs)).sum())
+    assert not refuted(mean(found.bias), stale)
+    if delay == 0:
+        assert float(found.bias.max()) == 0
+    else:
+        assert float(found.bias.mean()) > 0, "reads are stale"
+
+
+@pytest.mark.parametrize("delay", [0, 1])
+def test_adam_climbs_where_adagrad_and_amsgrad_descend(delay: int) -> None:
+    ends = {
+        name: float(torch.cos(last_values(name, delay=delay, steps=4000, seeds=16)).mean())
+        for name in ("adam", "adagrad", "amsgrad")
+    }
+    start = math.cos(1.0)
+    assert MEAN_SLOPE > 0
+    assert ends["adam"] < -0.5 < start < min(ends["adagrad"], ends["amsgrad"])

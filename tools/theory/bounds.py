@@ -77,6 +77,18 @@ def adagrad_table(
     return (k.row_range * math.sqrt(steps) + eps) / steps * bracket
 
 
+def amsgrad(
+    k: Constants, probs: Sequence[float], *, delta: float, lr: float, eps: float, beta: float, delay: int, steps: int
+) -> float:
+    """Theorem 6: a bound on the mean of E‖∇f(x_t)‖² for AMSGrad without momentum, for the rows of width 1."""
+    sum_of_squares = sum(prob * k.row_range**2 for prob in probs) + k.dense_range**2
+    change = lr**2 / (1 - beta)  # of a row by one update, squared
+    stale = k.gamma * change * delay * sum(prob**2 * (1 + (delay - 1) * prob) for prob in probs)
+    largest = max(k.row_range, k.dense_range) + eps
+    bracket = delta / (lr * steps) + sum_of_squares / (eps * steps)
+    return 2 * largest * (bracket + k.smoothness * lr * sum_of_squares / (2 * eps**2) + stale / (2 * eps))
+
+
 def log_sums(k: Constants, probs: Sequence[float], *, eps: float, steps: int) -> tuple[list[float], float]:
     """Return Lemma 4's Λ of every row, of width 1, and Σ p_r Λ_r."""
     row_log_sums = [math.log1p(prob * steps * (k.row_range / eps) ** 2) for prob in probs]

@@ -1,7 +1,7 @@
 """Train with delayed reads on the problems of `problem`, many seeds at once, and measure the theorems' quantities.
 
 Updates are always applied to the current table and optimiser state. Only the rows that a batch reads may be old; the
-dense parameter is always current. Adagrad is TurboGR's own row operator.
+dense parameter is always current. Adagrad is TurboGR's own row operator; AMSGrad is without momentum.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from tools.theory.problem import Problem
 from turbogr.ops import row_adagrad_, row_adam_
 
-Optimizer = Literal["sgd", "adagrad"]
+Optimizer = Literal["sgd", "adagrad", "amsgrad"]
 DenseOptimizer = Literal["same", "adam"]
 Delays = Literal["scheduled", "scattered", "adversarial"]
 _ADAM_LR, _ADAM_BETAS = 0.01, (0.9, 0.98)
@@ -80,6 +80,7 @@ def simulate(
     dense = torch.full((seeds,), start, dtype=torch.float64)
     squares = torch.zeros_like(table), torch.zeros_like(dense)
     moments = torch.zeros_like(dense), torch.zeros_like(dense)
+    largest = torch.zeros_like(table), torch.zeros_like(dense)
     past = torch.zeros(delay + 1, *table.shape, dtype=torch.float64)
     ages = torch.arange(problem.num_rows) % (delay + 1) if delays == "scattered" else torch.full((1,), delay)
     totals = torch.zeros(9, seeds, dtype=torch.float64)
@@ -98,16 +99,34 @@ def simulate(
         row_grad, dense_grad = problem.sample_gradient(read, dense, batch)
         if optimizer == "sgd":
             table.scatter_add_(1, batch.rows, -lr * row_grad)
+        elif optimizer == "amsgrad":
+            _amsgrad(table, squares[0], largest[0], batch.rows, row_grad, lr, eps)
         else:
             _adagrad(table, squares[0], batch.rows, row_grad, lr, eps)
         if dense_optimizer == "adam":
             _adam(dense, *moments, dense_grad, step + 1)
         elif optimizer == "sgd":
             dense -= lr * dense_grad
+        elif optimizer == "amsgrad":
+            everywhere = torch.zeros(seeds, 1, dtype=torch.int64)
+            state = (one[:, None] for one in (dense, squares[1], largest[1]))
+            _amsgrad(*state, everywhere, dense_grad.view(-1, 1), lr, eps)
         else:
             _adagrad(dense[:, None], squares[1][:, None], torch.zeros(seeds, 1, dtype=torch.int64), dense_grad, lr, eps)
         totals += _observe(problem, views, before, (table, dense), lr)
     return Measured(*(totals / steps))
+
+
+def _amsgrad(
+    weight: Tensor, square: Tensor, largest: Tensor, rows: Tensor, grad: Tensor, lr: float, eps: float
+) -> None:
+    """Update the distinct `rows` [S, m] of `weight` [S, V] in place, and only theirs of the state."""
+    beta = _ADAM_BETAS[1]
+    now = beta * square.gather(1, rows) + (1 - beta) * grad.square()
+    most = torch.maximum(largest.gather(1, rows), now)
+    square.scatter_(1, rows, now)
+    largest.scatter_(1, rows, most)
+    weight.scatter_add_(1, rows, -lr * grad / (most.sqrt() + eps))
 
 
 def _observe(
