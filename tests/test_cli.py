@@ -273,10 +273,12 @@ def add_parser(subparsers):
 def command_file(tmp_path, monkeypatch):
     """Use a module file in place of `turbogr doctor`; importing its module `swallowing` sends a signal and hides it."""
 
+    commands = importlib.import_module("turbogr.commands")
+    before = vars(commands).get("doctor")
+
     def install(name, text):
         (tmp_path / "swallowing.py").write_text(SWALLOWS.format(name=name))
         (tmp_path / "doctor.py").write_text(text + PLAIN_COMMAND)
-        commands = importlib.import_module("turbogr.commands")
         monkeypatch.setattr(commands, "__path__", [str(tmp_path)])
         monkeypatch.syspath_prepend(tmp_path)
         for module in ("turbogr.commands.doctor", "swallowing"):
@@ -285,6 +287,9 @@ def command_file(tmp_path, monkeypatch):
     yield install
     for module in ("turbogr.commands.doctor", "swallowing"):
         sys.modules.pop(module, None)
+    vars(commands).pop("doctor", None)  # an import also sets it here, where others look it up
+    if before is not None:
+        vars(commands)["doctor"] = before
 
 
 @pytest.mark.parametrize(("name", "status"), [("SIGINT", 130), ("SIGTERM", 143)])
