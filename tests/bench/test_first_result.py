@@ -73,6 +73,10 @@ def test_large_logs_can_be_left_out(tmp_path: Path) -> None:
     most = store.num_events - 1
     _, result = run_benchmark("first_result", [*assignments, f"most_events={most}"])
     assert [row[0] for row in result.tables[0].rows] == ["log-30"]
+    _, result = run_benchmark("first_result", [*assignments, "logs=['log-30']"])
+    assert [row[0] for row in result.tables[0].rows] == ["log-30"]
+    with pytest.raises(UserError, match="log-31"):
+        run_benchmark("first_result", [*assignments, "logs=['log-31']"])
     with pytest.raises(UserError, match="most_events=3"):
         run_benchmark("first_result", [*assignments, "most_events=3"])
 

@@ -43,6 +43,7 @@ from turbogr.plot import Axis, grouped_bar_chart
 SETTINGS: dict[str, Any] = {
     "stores": [""],  # prepared stores
     "users": [500, 1000, 3000],  # sizes of the subsets that are drawn from each store
+    "logs": [""],  # only these stores and subsets, by name; unset: all
     "most_events": 10**12,  # stores and subsets with more are left out
     "seeds": [0, 1, 2],
     "recipe": "quickstart",
@@ -98,11 +99,13 @@ def run(settings: Mapping[str, Any]) -> Result:
     logs = [
         (name, path.name, part)
         for path in stores
-        for name, part in _logs(Store.open(path), path.name, settings["users"], out)
+        for name, part in _logs(Store.open(path), path.name, settings, out)
         if part.num_events <= settings["most_events"]
     ]
-    if not logs:
-        raise UserError(f"no store and no subset has at most most_events={settings['most_events']} events; raise it")
+    missing = set(filter(None, settings["logs"])) - {name for name, _, _ in logs}
+    if missing or not logs:
+        what = f"of the name {min(missing)} is there and" if missing else "of the stores and their subsets"
+        raise UserError(f"no log {what} has at most most_events={settings['most_events']} events; see stores and users")
     _train_all(logs, settings, out)
     results = [_measure(name, family, part, settings, out / "runs" / name) for name, family, part in logs]
     timed = settings["jobs"] == 1
@@ -110,14 +113,15 @@ def run(settings: Mapping[str, Any]) -> Result:
     return Result(figures(results, timed=timed), [_table(results)], {"first-result": _plot(results)}, notes)
 
 
-def _logs(store: Store, name: str, sizes: Sequence[int], out: Path) -> list[tuple[str, Store]]:
-    """The store and its subsets, by name."""
-    subsets = [
-        (f"{name}-{size}", _subset(store, size, out / "data" / f"{name}-{size}"))
-        for size in sizes
-        if size < store.num_users
-    ]
-    return [(name, store), *subsets]
+def _logs(store: Store, name: str, settings: Mapping[str, Any], out: Path) -> list[tuple[str, Store]]:
+    """The store and its subsets, by name, those that are wanted."""
+    wanted = set(filter(None, settings["logs"]))
+    found = [(name, store)] if not wanted or name in wanted else []
+    for size in settings["users"]:
+        subset = f"{name}-{size}"
+        if size < store.num_users and (not wanted or subset in wanted):
+            found.append((subset, _subset(store, size, out / "data" / subset)))
+    return found
 
 
 def _subset(store: Store, size: int, out: Path) -> Store:
