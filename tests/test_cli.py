@@ -274,22 +274,27 @@ def command_file(tmp_path, monkeypatch):
     """Use a module file in place of `turbogr doctor`; importing its module `swallowing` sends a signal and hides it."""
 
     commands = importlib.import_module("turbogr.commands")
-    before = vars(commands).get("doctor")
+    name_of_module = "turbogr.commands.doctor"
+    before, attribute = sys.modules.get(name_of_module), vars(commands).get("doctor")
 
     def install(name, text):
         (tmp_path / "swallowing.py").write_text(SWALLOWS.format(name=name))
         (tmp_path / "doctor.py").write_text(text + PLAIN_COMMAND)
         monkeypatch.setattr(commands, "__path__", [str(tmp_path)])
         monkeypatch.syspath_prepend(tmp_path)
-        for module in ("turbogr.commands.doctor", "swallowing"):
-            monkeypatch.delitem(sys.modules, module, raising=False)
+        forget()
+
+    def forget():
+        for module in (name_of_module, "swallowing"):
+            sys.modules.pop(module, None)
+        vars(commands).pop("doctor", None)  # an import also sets it here, where others look it up
 
     yield install
-    for module in ("turbogr.commands.doctor", "swallowing"):
-        sys.modules.pop(module, None)
-    vars(commands).pop("doctor", None)  # an import also sets it here, where others look it up
+    forget()
     if before is not None:
-        vars(commands)["doctor"] = before
+        sys.modules[name_of_module] = before
+    if attribute is not None:
+        vars(commands)["doctor"] = attribute
 
 
 @pytest.mark.parametrize(("name", "status"), [("SIGINT", 130), ("SIGTERM", 143)])
