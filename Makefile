@@ -2,7 +2,8 @@
 # make demo-ranking    from nothing to a ranking model, a ranked list and its report, in demo-ranking/
 # make test    all tests, on all cores                 make lint    style, types, layers, words  make format   fix the style
 # make chaos   random faults against jobs of several ranks (N=100)
-# make setup   only the set-up      make bench   the benchmarks (BENCH=name)  make asan     kernels under sanitizers
+# make fuzz    random inputs through every operator under sanitizers, and mutated folders (N=1000000)
+# make setup   only the set-up      make bench   the benchmarks (BENCH=name)  make asan     tests of kernels under sanitizers
 # make docs    the documentation as a static site, in build/site
 # make clean   remove what was built here, except .venv (make distclean removes that too)
 #
@@ -25,7 +26,7 @@ DEV := $(VENV)/.stamp-dev
 SOURCES := pyproject.toml constraints.txt $(wildcard setup.py csrc/*)
 KERNEL_SOURCES := $(wildcard csrc/*.cpp csrc/*.h csrc/*.cc csrc/*.hpp)
 
-.PHONY: help setup demo demo-ranking test lint format bench docs asan chaos clean distclean
+.PHONY: help setup demo demo-ranking test lint format bench docs asan fuzz chaos clean distclean
 .NOTPARALLEL:
 
 help:
@@ -98,14 +99,30 @@ format: $(DEV)
 	@$(BIN)/python tools/headline.py
 	@$(if $(KERNEL_SOURCES),$(BIN)/clang-format -i $(KERNEL_SOURCES))
 
-# The sanitized library is built beside the one in use, and only these tests load it. The tests of large shapes are left
-# out: they test arithmetic, and the sanitizer's shadow memory for them, 8.6 GB, is too large.
-asan: $(DEV)
+# The sanitized library is built beside the one in use, and only what follows loads it. A short trace per allocation
+# suffices, and keeps small tensors fast.
+SANITIZED := build/sanitized/turbogr/ops/_kernels.so
+UNDER_SANITIZERS = LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" \
+	TURBOGR_KERNELS=$(SANITIZED) ASAN_OPTIONS=detect_leaks=0:malloc_context_size=1:quarantine_size_mb=32 \
+	UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1
+
+$(SANITIZED): $(DEV) $(SOURCES)
+	@echo "building the kernels with sanitizers"
 	@TURBOGR_SANITIZE=address,undefined $(BIN)/python setup.py -q build_ext --build-lib build/sanitized
-	@LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libubsan.so)" \
-		TURBOGR_KERNELS=build/sanitized/turbogr/ops/_kernels.so \
-		ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=halt_on_error=1:print_stacktrace=1 \
-		$(BIN)/python -m pytest tests/ops -x --ignore=tests/ops/test_large_shapes.py
+	@touch $@
+
+# The tests of large shapes are left out: they test arithmetic, and the sanitizer's shadow memory for them, 8.6 GB, is too
+# large. Triton's kernels are not in the library.
+asan: $(SANITIZED)
+	@$(UNDER_SANITIZERS) $(BIN)/python -m pytest tests/ops -x --ignore=tests/ops/test_large_shapes.py \
+		--ignore=tests/ops/triton_backend
+
+# An interrupted one goes on where it stopped. SEED chooses other inputs.
+fuzz: $(SANITIZED)
+	@mkdir -p runs
+	@$(UNDER_SANITIZERS) OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/python -m tests.fuzz.operators \
+		--inputs $(or $(N),100000) --seed $(or $(SEED),0) --json runs/fuzz-$(or $(N),100000).json
+	@OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz.folders --inputs $$(( $(or $(N),100000) / 500 )) --seed $(or $(SEED),0)
 
 # An interrupted one goes on where it stopped.
 chaos: $(PACKAGE)

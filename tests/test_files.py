@@ -8,7 +8,7 @@ import stat
 import pytest
 
 from turbogr.errors import UserError
-from turbogr.files import atomic_file, check_writable, remove_abandoned_files, replace_text
+from turbogr.files import atomic_file, check_writable, no_link, remove_abandoned_files, replace_text
 
 
 def test_text_is_replaced_and_readable_like_any_file(tmp_path):
@@ -134,8 +134,8 @@ def test_a_special_file_is_never_replaced(special):
     with pytest.raises(UserError, match=rf"^--out .*a\.json {words}.*; .*name"):
         check_writable(path, "--out")
     with pytest.raises(UserError, match=rf"a\.json {words}"):
-        replace_text(path, "new")
-    with pytest.raises(UserError, match=rf"a\.json {words}"), atomic_file(path):
+        replace_text(path, "new", follow_link=True)
+    with pytest.raises(UserError, match=rf"a\.json {words}"), atomic_file(path, follow_link=True):
         raise AssertionError("the work has begun")
 
 
@@ -146,7 +146,7 @@ def test_a_link_stays_and_its_target_is_replaced(tmp_path):
     link.symlink_to("../disk/b.json")
     for text in ("new", "newer"):
         check_writable(link, "--out")
-        replace_text(link, text)
+        replace_text(link, text, follow_link=True)
         assert link.is_symlink()
         assert target.read_text() == text
     assert [*(tmp_path / "disk").iterdir(), *(tmp_path / "here").iterdir()] == [target, link]
@@ -155,8 +155,23 @@ def test_a_link_stays_and_its_target_is_replaced(tmp_path):
     with pytest.raises(UserError, match=r"--out .*dangling: the folder .*gone does not exist"):
         check_writable(dangling, "--out")
     with pytest.raises(FileNotFoundError) as missing:
-        replace_text(dangling, "new")
+        replace_text(dangling, "new", follow_link=True)
     assert missing.value.filename == str(dangling)
+
+
+def test_a_link_that_the_user_has_not_named_is_not_followed(tmp_path):
+    target, link = tmp_path / "mine.txt", tmp_path / "evaluation.json"
+    target.write_text("mine")
+    for points_to in (target, tmp_path / "gone" / "a.json", link):
+        link.unlink(missing_ok=True)
+        link.symlink_to(points_to)
+        with pytest.raises(UserError, match="is a symbolic link, which is not followed"):
+            os.close(no_link(str(link), os.O_WRONLY))
+        replace_text(link, "new")
+        assert not link.is_symlink() and link.read_text() == "new" and target.read_text() == "mine"
+    with open(link, "ab", opener=no_link) as file:
+        file.write(b"er")
+    assert link.read_text() == "newer"
 
 
 def test_a_target_is_checked_before_the_work(tmp_path, monkeypatch):

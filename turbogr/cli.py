@@ -58,6 +58,7 @@ _OS_REMEDIES = {
     errno.ENOTDIR: "a part of the path is a file, not a folder; check the path",
     errno.EISDIR: "this is a folder, not a file; check the path",
     errno.EMFILE: "too many open files; raise the limit with ulimit -n",
+    errno.ELOOP: "a symbolic link leads to itself; remove it or choose another path",
     errno.ENAMETOOLONG: "the path is too long; choose a shorter one",
 }
 
@@ -84,9 +85,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         except UserError as error:
             return _fail(str(error), 2)
         except KeyboardInterrupt:
-            return _fail("interrupted", 130, label="")
+            return _end_rank(_fail("interrupted", 130, label=""))
         except _Terminated:
-            return _fail("terminated", 143, label="")
+            return _end_rank(_fail("terminated", 143, label=""))
         except BrokenPipeError:
             _silence_stdout()
             return 141
@@ -241,6 +242,16 @@ def _fail(sentence: str, status: int, label: str = "error: ") -> int:
     if os.environ.get("TURBOGR_TRACEBACK"):
         traceback.print_exc()
     print(f"turbogr: {label}{one_line(sentence)}", file=sys.stderr, flush=True)
+    return status
+
+
+def _end_rank(status: int) -> int:
+    """End the process, if it is one of several ranks, without Python's own end; else return the status.
+
+    PyTorch's threads may wait for ranks that are gone, and Python's end for these threads.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        os._exit(status)
     return status
 
 

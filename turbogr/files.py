@@ -26,7 +26,7 @@ _CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EBADF)  # a file system that 
 def check_writable(path: Path | str, option: str) -> None:
     """Check, before long work, that a file can be written at `path`; `option` is where the path was given.
 
-    A symbolic link is followed, as by `atomic_file`.
+    A symbolic link is followed, as by `atomic_file` with `follow_link`.
 
     Raises:
         UserError: `path` is a folder, a pipe, a device or a socket, or its folder does not exist or cannot be written.
@@ -42,25 +42,26 @@ def check_writable(path: Path | str, option: str) -> None:
         raise UserError(f"{option} {path}: the folder {folder} is not writable; change its permissions or name another")
 
 
-def replace_text(path: Path | str, text: str) -> None:
+def replace_text(path: Path | str, text: str, *, follow_link: bool = False) -> None:
     """Write `text` (UTF-8) to a temporary file and rename that to `path`; a failure changes nothing.
 
-    A symbolic link is followed, as by `atomic_file`.
+    A symbolic link is treated as by `atomic_file`.
 
     Raises:
         UserError: `path` is a pipe, a device or a socket.
         OSError: `path` is a folder, its folder does not exist or cannot be written, or the disk is full.
     """
-    with atomic_file(path) as temporary:
+    with atomic_file(path, follow_link=follow_link) as temporary:
         temporary.write_text(text, encoding="utf-8", newline="\n")
 
 
 @contextmanager
-def atomic_file(path: Path | str) -> Iterator[Path]:
+def atomic_file(path: Path | str, *, follow_link: bool = False) -> Iterator[Path]:
     """Yield an empty temporary file beside `path` to write to; rename it to `path` at the end of the `with` block.
 
-    If the block raises, `path` is unchanged and the temporary file is removed. A symbolic link stays a link; the file
-    that it points to is replaced.
+    If the block raises, `path` is unchanged and the temporary file is removed. A symbolic link is replaced by the file:
+    a run folder from somebody else may hold links to files of ours. With `follow_link`, for a path that the user has
+    named, the link stays and the file that it points to is replaced.
 
     Raises:
         UserError: `path` is a pipe, a device or a socket, which a rename would turn into a regular file.
@@ -68,8 +69,9 @@ def atomic_file(path: Path | str) -> Iterator[Path]:
             `path`.
     """
     path = Path(path)
-    _refuse_special(path, str(path))
-    target = _link_target(path)
+    if follow_link or not path.is_symlink():
+        _refuse_special(path, str(path))
+    target = _link_target(path) if follow_link else path
     try:
         temporary, handle = _make_beside(target)
     except OSError as error:
@@ -86,6 +88,22 @@ def atomic_file(path: Path | str) -> Iterator[Path]:
         raise
     finally:
         os.close(handle)
+
+
+def no_link(path: str, flags: int) -> int:
+    """The `opener` of a file that a run folder has for itself: a link in a folder from somebody else is not followed.
+
+    Raises:
+        UserError: `path` is a symbolic link.
+    """
+    try:
+        return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise UserError(
+                f"{path} is a symbolic link, which is not followed here; put the file in its place"
+            ) from error
+        raise
 
 
 def remove_abandoned_files(folder: Path) -> None:

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.distributed.checkpoint import FileSystemWriter
@@ -224,3 +225,46 @@ def test_another_shape_is_refused(tmp_path: Path) -> None:
         load_tensors({"a": torch.zeros(4, 4)}, tmp_path / "step-1")
     with pytest.raises(UserError, match=r"it has no b\."):
         load_tensors({"b": torch.zeros(4, 4)}, tmp_path / "step-1")
+
+
+def test_links_in_a_run_folder_are_not_written_through(run: Path, trained: Path, tmp_path: Path) -> None:
+    """A folder from somebody else may hold links to files of ours under the names of results."""
+    mine = tmp_path / "mine.txt"
+    mine.write_text("mine")
+    (run / "positions").mkdir(exist_ok=True)
+    for name in (
+        "evaluation.json",
+        "samples.json",
+        "positions/test-step-8.npz",
+        "report.html",
+        "config.yaml",
+        "run.json",
+    ):
+        content = (run / name).read_bytes() if name in ("config.yaml", "run.json") else b"mine"
+        (run / name).unlink(missing_ok=True)
+        aside = tmp_path / Path(name).name
+        aside.write_bytes(content)
+        (run / name).symlink_to(aside if content != b"mine" else mine)
+    before = {path: path.read_bytes() for path in tmp_path.glob("*.*")}
+    assert cli.main(["evaluate", str(run)]) == 0
+    assert cli.main(["report", str(run)]) == 0
+    resume(run, trained)
+    (run / "metrics.jsonl").unlink()
+    (run / "metrics.jsonl").symlink_to(mine)
+    with pytest.raises(UserError, match=r"metrics\.jsonl is a symbolic link"):
+        resume(run, trained, epochs=5)
+    assert {path: path.read_bytes() for path in before} == before
+
+
+@pytest.mark.parametrize("row", [-1, 40, 2**31 - 1])
+def test_items_that_a_store_does_not_have_are_an_error_that_names_it(row: int, run: Path, tmp_path: Path) -> None:
+    store = write_store(tmp_path / "damaged")
+    items = np.load(store.path / "items.npy", mmap_mode="r+")
+    items[:] = row
+    items.flush()
+    del items
+    with pytest.raises(
+        UserError, match=rf"damaged is damaged: an event is of the item in row {row}.*inspect .* --verify"
+    ):
+        train(constant_lr(), store.path, tmp_path / "out")
+    assert cli.main(["evaluate", str(run), "--data", str(store.path)]) == 2

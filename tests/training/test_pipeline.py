@@ -9,6 +9,7 @@ import random
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,9 +30,10 @@ from turbogr.training import timeline
 from turbogr.training.dense_optimizer import lr_factor
 from turbogr.training.pipeline import ExactOverlap, Pipelined, SemiAsync, Serial, make_executor
 from turbogr.training.pipeline.executor import PendingBatch
+from turbogr.training.pipeline.pipelined import ReadsAhead
 from turbogr.training.pipeline.row_parts import RowParts
 from turbogr.training.pipeline.semi_async import StalenessError
-from turbogr.training.pipeline.workers import Inline, StageFailed, Threaded
+from turbogr.training.pipeline.workers import Inline, Job, StageFailed, Threaded
 from turbogr.training.run import resolve_against, train
 from turbogr.training.step import Stepper
 from turbogr.training.timeline import Timeline
@@ -629,3 +631,15 @@ def test_a_depth_that_a_mode_cannot_have_is_refused() -> None:
         PipelineConfig(staleness=0).check()
     assert PipelineConfig().depth_on(1) == 1 and PipelineConfig().depth_on(2) == 6
     assert PipelineConfig(mode="semi_async", staleness=9).depth_on(1) == 11
+
+
+@pytest.mark.parametrize("mode", [SemiAsync, ExactOverlap])
+def test_an_update_that_has_failed_is_never_complete(mode: type[ReadsAhead]) -> None:
+    """What survivors keep must have every update of its step: also after the error of an update was raised."""
+    executor, lost = mode.__new__(mode), Job(torch.device("cpu"))
+    lost.fail(RuntimeError("a rank is lost"))
+    executor._updates = deque([lost])
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="a rank is lost"):
+            executor.finish_updates()
+        assert not executor.is_complete()

@@ -91,7 +91,7 @@ class Record:
     def write(self, path: Path | str) -> None:
         """Write the record as JSON, atomically."""
         content = {key: value for key, value in asdict(self).items() if key != "rows" or value}
-        replace_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
+        replace_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n", follow_link=True)
 
     @classmethod
     def read(cls, path: Path | str) -> Record:

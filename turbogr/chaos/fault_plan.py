@@ -32,15 +32,16 @@ _LONGEST_DELAY_SECONDS = 0.08
 class Fault:
     """A fault of a kind that strikes `delay` seconds after the job has done `after_step` steps.
 
-    `at_start`: as many seconds after the start of a life instead, if it is the first one of that life. `ranks` are
-    those it meets. A link has `megabits` Mbit/s for `seconds`. A bad value is in step `after_step`, counted from 1,
-    and `where` says in what.
+    `at_start`: as many seconds after the start of a life instead, if it is the first one of that life. `in_save`: as
+    soon as a checkpoint is being written after that. `ranks` are those it meets. A link has `megabits` Mbit/s for
+    `seconds`. A bad value is in step `after_step`, counted from 1, and `where` says in what.
     """
 
     kind: str
     after_step: int
     delay: float = 0.0
     at_start: bool = False
+    in_save: bool = False
     ranks: tuple[int, ...] = ()
     seconds: float = 0.0
     megabits: float = 0.0
@@ -91,14 +92,16 @@ def _fault(draw: random.Random, kind: str, size: int, num_steps: int, bad_steps:
     if kind == "link":
         seconds, megabits = draw.uniform(0.2, 1.5), 10 ** draw.uniform(-0.3, 1.3)
         return Fault(kind, after, delay, seconds=round(seconds, 3), megabits=round(megabits, 2))
-    everyone = draw.random() < 0.4
+    everyone = draw.random() < 0.3
+    in_save = not at_start and draw.random() < 0.25
     ranks = tuple(range(size)) if everyone else (draw.randrange(size),)
-    return Fault(kind, after, round(delay, 4), at_start, () if kind == "disk" else ranks)
+    return Fault(kind, after, round(delay, 4), at_start, in_save, () if kind == "disk" else ranks)
 
 
 def _settings(draw: random.Random, size: int, num_steps: int, seed: int) -> dict[str, Any]:
     """Settings of the recipe: small, but with all that a checkpoint may have to hold."""
-    groups = draw.choice([count for count in range(1, size + 1) if size % count == 0])
+    # Only where there are several groups can those that remain keep the state of the last step.
+    groups = draw.choice([1, *(count for count in range(2, size + 1) if size % count == 0 for _ in range(2))])
     mode = draw.choice(["sync", "semi_async", "exact_overlap"])
     return {
         "model.dim": 16,

@@ -21,7 +21,7 @@ from turbogr.chaos.surroundings import Disk, Link
 HANG_SECONDS = 180.0
 """A life that makes no step for so long, or does not end after a fault that ends it, hangs."""
 
-_POLL_SECONDS = 0.004
+_POLL_SECONDS = 0.003
 _AGENT_SECONDS = 0.1  # after which torchrun's agent stops the ranks that are left when one has failed
 _FAULTLESS_LIVES = 3  # that may end without success and without a fault before a job is given up
 _SIGTERM_STATUS, _ERROR_STATUS = 128 + signal.SIGTERM, 2
@@ -51,6 +51,7 @@ class _Life:
     due: float | None = None
     ending: dict[str, Any] | None = None
     slow_until: float | None = None
+    slow: dict[str, Any] | None = None
     failed_at: float | None = None
     stopped: bool = False
     hangs: bool = False
@@ -106,8 +107,7 @@ class JobUnderFaults:
             if life.ending is None and life.failed_at is None:
                 self._strike_if_due(life, now)
             if life.slow_until is not None and now >= life.slow_until:
-                self._link.restore()
-                life.slow_until = None
+                self._restore_link(life)
             self._act_as_agent(life, now)
             if now - life.moved > HANG_SECONDS:
                 life.hangs = True
@@ -135,7 +135,9 @@ class JobUnderFaults:
         if fault.at_start and begins:
             due = life.started + fault.delay
         elif not begins and life.steps >= fault.after_step:
-            life.due = life.due or now + fault.delay
+            if fault.in_save and self._what_happens(life) != "saving":
+                return
+            life.due = life.due or now + (0.0 if fault.in_save else fault.delay)
             due = life.due
         else:
             return
@@ -149,7 +151,7 @@ class JobUnderFaults:
         if fault.kind in ENDING:
             life.ending, life.moved = record, now
         else:
-            self.result.struck.append(record)
+            life.slow = record
 
     def _what_happens(self, life: _Life) -> str:
         if life.steps < 0:
@@ -166,13 +168,22 @@ class JobUnderFaults:
             for rank in fault.ranks:
                 _send(life.processes[rank], signal.SIGKILL if fault.kind == "kill" else signal.SIGTERM)
 
+    def _restore_link(self, life: _Life) -> None:
+        """End a slow link; it has struck if a message had to wait for it."""
+        assert life.slow is not None
+        delayed = self._link.delayed()
+        self._link.restore()
+        if delayed:
+            self.result.struck.append({**life.slow, "delayed_messages": delayed})
+        life.slow_until = life.slow = None
+
     def _end(self, life: _Life) -> None:
         """End what is left of a life, and what its faults have changed."""
         for process in life.processes:
             process.kill()
             process.join()
         if life.slow_until is not None:
-            self._link.restore()
+            self._restore_link(life)
         if life.ending is not None and life.ending["kind"] == "disk":
             self._disk.free()
 

@@ -7,6 +7,7 @@ machine changes, and nothing is left, however the program ends.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -21,12 +22,13 @@ _INSIDE = "TURBOGR_CHAOS_INSIDE"
 _NAMESPACES = ("--mount", "--net")
 _AS_USER = ("--user", "--map-root-user")
 _QUEUE_BYTES = 1 << 26  # nothing is dropped: a lost packet would cost TCP 200 ms
-_BURST_BYTES = 1 << 17
+_MTU = 1500  # small packets, so that a few of them are as much as passes at once
+_BURST_BYTES = 1 << 13
 _TRIAL = """
 set -e
 mount -t tmpfs -o size=64k turbogr /mnt
 ip link set lo up
-tc qdisc add dev lo root tbf rate 1mbit burst 128k limit 1m
+tc qdisc add dev lo root tbf rate 1mbit burst 8k limit 1m
 """
 
 NEEDS = {"disk": "a file system in memory", "link": "a network of its own with `tc`"}
@@ -106,7 +108,7 @@ class Link:
 
     def __init__(self) -> None:
         if is_inside():
-            _run("ip", "link", "set", "lo", "up")
+            _run("ip", "link", "set", "lo", "mtu", str(_MTU), "up")
 
     def slow(self, megabits: float) -> None:
         """Let all messages share so many Mbit/s."""
@@ -114,13 +116,18 @@ class Link:
         bucket = ["tbf", "rate", rate, "burst", str(_BURST_BYTES), "limit", str(_QUEUE_BYTES)]
         _run("tc", "qdisc", "replace", "dev", "lo", "root", *bucket)
 
+    def delayed(self) -> int:
+        """Return how many times a message has had to wait since `slow`."""
+        found = json.loads(_run("tc", "-s", "-j", "qdisc", "show", "dev", "lo"))
+        return sum(int(queue.get("overlimits", 0)) for queue in found if queue.get("kind") == "tbf")
+
     def restore(self) -> None:
         """Undo `slow`; messages that wait are sent at once."""
         _run("tc", "qdisc", "replace", "dev", "lo", "root", "pfifo")
 
 
-def _run(*command: str) -> None:
+def _run(*command: str) -> str:
     try:
-        subprocess.run(command, check=True, capture_output=True, text=True)
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
     except subprocess.CalledProcessError as error:
         raise UserError(f"{command[0]} failed: {error.stderr.strip()}; start `turbogr chaos` as root") from error

@@ -115,6 +115,6 @@ def _write_plots(result: Result, record: Path) -> list[Path]:
     written = []
     for name, svg in result.plots.items():
         path = record.with_name(f"{record.stem}.svg" if len(result.plots) == 1 else f"{record.stem}-{name}.svg")
-        replace_text(path, svg)
+        replace_text(path, svg, follow_link=True)
         written.append(path)
     return written

@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"problem: {problem}")
     if args.json is not None:
         command = shlex.join(["turbogr", *sys.argv[1:]])
-        replace_text(args.json, json.dumps({"command": command, **record}, indent=1) + "\n")
+        replace_text(args.json, json.dumps({"command": command, **record}, indent=1) + "\n", follow_link=True)
         assert journal is not None
         journal.unlink(missing_ok=True)
         print(f"record  {args.json}")

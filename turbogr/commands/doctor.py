@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     facts = doctor.examine(measure=not args.quick)
     print(doctor.describe(facts) if args.details else doctor.summarise(facts))
     if args.json is not None:
-        replace_text(args.json, json.dumps(facts, indent=2) + "\n")
+        replace_text(args.json, json.dumps(facts, indent=2) + "\n", follow_link=True)
     return 0
 
 
@@ -78,6 +78,6 @@ def _check_accelerator(args: argparse.Namespace) -> int:
         device, args.golden, say=lambda name: print(f"checking: {name} ...", file=sys.stderr, flush=True)
     )
     print(summarise(found))
-    replace_text(path, json.dumps(found, indent=2) + "\n")
+    replace_text(path, json.dumps(found, indent=2) + "\n", follow_link=True)
     print(f"Written to {path}; please send it to us if something is wrong or faster than documented", file=sys.stderr)
     return 1 if found["failed"] else 0

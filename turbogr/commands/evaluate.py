@@ -249,7 +249,7 @@ def _write(
     if not standard:
         return target
     if args.json is not None:
-        replace_text(args.json, target.read_text(encoding="utf-8"))
+        replace_text(args.json, target.read_text(encoding="utf-8"), follow_link=True)
     samples = opened.task.samples(opened.tables, opened.store, opened.split, args.part)
     if samples is not None:
         write_samples(args.folder / "samples.json", {"step": opened.checkpoint.step, **samples})

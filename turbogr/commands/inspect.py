@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     print(printable(describe(store, summary, args.users, args.events), sys.stdout.encoding))
     if args.json:
         record = {"manifest": dataclasses.asdict(store.manifest), **dataclasses.asdict(summary)}
-        replace_text(Path(args.json), json.dumps(record, indent=2, ensure_ascii=False) + "\n")
+        replace_text(Path(args.json), json.dumps(record, indent=2, ensure_ascii=False) + "\n", follow_link=True)
     return 0
 
 

@@ -60,5 +60,5 @@ def _copy(text: str, target: Path) -> None:
     check_writable(target, "--out")
     if target.exists():
         raise UserError(f"--out {target} already exists; choose another name")
-    replace_text(target, text)
+    replace_text(target, text, follow_link=True)
     print(f"Written to {target}. Train it with: turbogr train {target} --data DIR --out RUN", file=sys.stderr)

@@ -410,7 +410,7 @@ def write_recommendations(
     for name in predictions:
         schema = schema.append(pa.field(name, pa.float32()))
     num_rows = num_empty = 0
-    with closing(lists), atomic_file(path) as aside, _WRITERS[path.suffix](aside, schema) as write:
+    with closing(lists), atomic_file(path, follow_link=True) as aside, _WRITERS[path.suffix](aside, schema) as write:
         for some in lists:
             columns: list[Any] = [some.user_ids, some.item_ids, some.positions, some.scores]
             columns += about(some.item_ids).values()

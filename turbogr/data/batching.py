@@ -22,6 +22,7 @@ from turbogr.data.ranges import concatenated_ranges, cut_by_budget, offsets_of
 from turbogr.data.repeats import RepeatedEvents
 from turbogr.data.store import Store
 from turbogr.data.vocabulary import Int64Array
+from turbogr.errors import UserError
 from turbogr.jagged import Jagged
 from turbogr.random import GOLDEN64, mix64
 
@@ -342,6 +343,9 @@ def _read(
     columns: Mapping[str, str] | None,
 ) -> Batch:
     columns, items = columns or {}, np.asarray(store.items[events], np.int64)
+    _check_items(store, items)
+    if targets is not None:
+        _check_items(store, targets)
     return Batch(
         users=_tensor(users),
         items=Jagged.from_lengths(_tensor(items), _tensor(lengths)),
@@ -353,6 +357,16 @@ def _read(
         user_features=user_features(store, columns, users),
         actions=action_values(store, columns, events),
     )
+
+
+def _check_items(store: Store, items: NDArray[np.integer[Any]]) -> None:
+    """Require rows of the catalogue; a damaged or hostile store is opened without a look at its columns."""
+    if len(items) and not (items.min() >= 0 and items.max() < store.num_items):
+        wrong = items[(items < 0) | (items >= store.num_items)][0]
+        raise UserError(
+            f"{store.path} is damaged: an event is of the item in row {wrong}, and there are rows 0 to "
+            f"{store.num_items - 1}; compare it with what was written: turbogr inspect {store.path} --verify"
+        )
 
 
 def batch_from_histories(

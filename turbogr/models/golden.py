@@ -222,7 +222,7 @@ def write_golden(
     }
     if config.name in golden.options:
         arrays["options"] = np.array(json.dumps(dataclasses.asdict(golden.options[config.name])))
-    with atomic_file(path) as aside, aside.open("wb") as file:
+    with atomic_file(path, follow_link=True) as aside, aside.open("wb") as file:
         np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
 
 

@@ -8,6 +8,7 @@ step use the device's own backend (`turbogr/parallel/mesh.py`).
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 import weakref
@@ -178,16 +179,19 @@ def connected_world(timeout: float = 1800.0, start_timeout: float = 300.0) -> It
     global _aborting
     _aborting = False
     ours = not dist.is_initialized()
-    if ours:
-        _initialise(timeout, start_timeout)
-    world = World(
-        dist.get_rank(),
-        dist.get_world_size(),
-        int(os.environ.get("LOCAL_RANK", dist.get_rank())),
-        int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size())),
-    )
+    with _signals_end_process():
+        if ours:
+            _initialise(timeout, start_timeout)
+        world = World(
+            dist.get_rank(),
+            dist.get_world_size(),
+            int(os.environ.get("LOCAL_RANK", dist.get_rank())),
+            int(os.environ.get("LOCAL_WORLD_SIZE", dist.get_world_size())),
+        )
     try:
-        yield replace(world, job=Job.of_ranks(world.gather_objects(own_part())))
+        with _signals_end_process():
+            world = replace(world, job=Job.of_ranks(world.gather_objects(own_part())))
+        yield world
     finally:
         if ours:
             _disconnect()
@@ -199,7 +203,8 @@ Ranks = Callable[[], Any]
 
 def new_group(ranks: Sequence[int] | None = None) -> Ranks:
     """Create a process group of `ranks`, by default all; all ranks of the world call it together."""
-    created = dist.new_group(None if ranks is None else list(ranks))
+    with _signals_end_process():
+        created = dist.new_group(None if ranks is None else list(ranks))
     return (lambda: created) if isinstance(created, int) else while_connected(created)  # an int: not for this rank
 
 
@@ -264,6 +269,27 @@ def _disconnect() -> None:
         _kept.clear()
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+@contextmanager
+def _signals_end_process() -> Iterator[None]:
+    """Inside, SIGINT and SIGTERM end this process at once.
+
+    While ranks connect, PyTorch waits in C++ for the others, up to `timeout`, and lets no handler of Python run; one of
+    them may be gone. Nothing is being written then.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    changed = {number: handler for number, handler in handlers.items() if callable(handler)}
+    for number in changed:
+        signal.signal(number, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        for number, handler in changed.items():
+            signal.signal(number, handler)
 
 
 def _initialise(timeout: float, start_timeout: float) -> None:

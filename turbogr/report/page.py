@@ -79,12 +79,12 @@ def write_report(
             raise UserError("--data names the store of one run; leave it out to compare several")
         target = Path("comparison.html" if out is None else out)
         check_writable(target, "--out")
-        replace_text(target, render_comparison(Comparison.read(runs)))
+        replace_text(target, render_comparison(Comparison.read(runs)), follow_link=True)
         return target
     content = RunData.read(runs[0], data)
     target = content.path / "report.html" if out is None else Path(out)
     check_writable(target, "the report" if out is None else "--out")
-    replace_text(target, render(content))
+    replace_text(target, render(content), follow_link=out is not None)
     return target
 
 

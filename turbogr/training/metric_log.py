@@ -12,6 +12,8 @@ from typing import IO, Any, Protocol
 
 from tqdm import tqdm
 
+from turbogr.files import no_link
+
 
 class _Writer(Protocol):
     def add_scalar(self, tag: str, value: float, step: int) -> None: ...
@@ -98,7 +100,7 @@ def _open_at(path: Path, length: int) -> IO[bytes]:
     if len(content) < length:
         warnings.warn(f"{path} is shorter than the checkpoint remembers; the records cut off are lost", stacklevel=4)
         content = content[: content.rfind(b"\n") + 1]
-    file = path.open("ab")
+    file = open(path, "ab", opener=no_link)  # noqa: SIM115 - it is open as long as the run
     file.truncate(len(content))
     return file
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from turbogr.files import replace_text
+from turbogr.files import no_link, replace_text
 from turbogr.streams import timed_event
 
 TIMELINE = "timeline.json"
@@ -114,7 +114,7 @@ class Timeline:
         spans = [self._waiting.popleft() for _ in range(len(self._waiting))]
         # Times of the day, so that ranks of a machine and the parts of an interrupted run stand beside each other.
         events = _events(spans, self.rank, time.perf_counter() - time.time())
-        with self._stream.open("ab") as file:
+        with open(self._stream, "ab", opener=no_link) as file:
             file.write("".join(f"{json.dumps(event)},\n" for event in events).encode())
 
     def to_trace(self) -> dict[str, Any]:
@@ -156,7 +156,7 @@ def _begin(path: Path, rank: int) -> None:
         names = "".join(f"{json.dumps(event)},\n" for event in _names(rank))
         replace_text(path, f"[\n{names}")
         return
-    with path.open("r+b") as file:
+    with open(path, "r+b", opener=no_link) as file:
         file.truncate(_end_of_lines(file))
 
 

@@ -151,7 +151,8 @@ class ReadsAhead(Pipelined):
 
     def finish_updates(self) -> None:
         while self._updates:
-            self.updated = self._updates.popleft().result()
+            self.updated = self._updates[0].result()
+            self._updates.popleft()  # one that has failed stays: the updates are not complete
 
     def close(self) -> None:
         self.finish_updates()
