@@ -55,7 +55,7 @@ $(PACKAGE): $(TORCH) $(SOURCES)
 
 $(DEV): $(TORCH) $(SOURCES)
 	@echo "installing turbogr with its development tools and building its kernels"
-	@$(PIP) --no-build-isolation -e '.[tensorboard,triton,baselines,dev]'
+	@$(PIP) --no-build-isolation -e '.[tensorboard,triton,baselines,export,index,serve,dev]'
 	@touch $(PACKAGE) $@
 
 setup: $(DEV)

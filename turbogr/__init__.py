@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from turbogr.data.store import Store
     from turbogr.doctor import examine
     from turbogr.errors import UserError
+    from turbogr.exports.folder_writer import export
     from turbogr.jagged import Jagged
     from turbogr.ranker import load_ranker
     from turbogr.recommend import load
@@ -38,6 +39,7 @@ __all__ = [
     "add_item_info",
     "evaluate",
     "examine",
+    "export",
     "load",
     "load_config",
     "load_ranker",
@@ -57,6 +59,7 @@ _ORIGINS = {
     "add_item_info": "turbogr.data.prepare.item_table:add_item_info",
     "evaluate": "turbogr.api:evaluate",
     "examine": "turbogr.doctor:examine",
+    "export": "turbogr.exports.folder_writer:export",
     "load": "turbogr.recommend:load",
     "load_config": "turbogr.config:load_config",
     "load_ranker": "turbogr.ranker:load_ranker",

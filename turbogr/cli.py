@@ -40,6 +40,8 @@ COMMANDS = {
     "sweep": "train recipes over a grid of settings and compare the runs",
     "evaluate": "measure a trained run on its held-out items",
     "recommend": "write the recommendations of a trained run",
+    "export": "write a trained run as a folder that works without TurboGR",
+    "serve": "answer requests for recommendations over HTTP",
     "report": "write a run as one self-contained HTML page",
     "conformance": "compare a model with a golden file, or write one",
     "bench": "run a benchmark; without a name, list them",

@@ -348,7 +348,7 @@ class Recommender:
         Raises:
             UserError: it was not loaded from a run.
         """
-        return self._opened_run().folder.path
+        return self.opened_run().folder.path
 
     @property
     def delivered(self) -> str | None:
@@ -358,12 +358,12 @@ class Recommender:
     @functools.cached_property
     def metrics(self) -> dict[str, float]:
         """Metrics of what is delivered on the test items, as training measured them, else measured now."""
-        summary = read_summary(self.run) if self._opened_run().checkpoint.which == "best" else None
+        summary = read_summary(self.run) if self.opened_run().checkpoint.which == "best" else None
         return self.evaluate().metrics if summary is None else dict(summary["metrics"])
 
     def evaluate(self, part: Literal["test", "valid"] = "test", *, filter_seen: bool | None = None) -> RunEvaluation:
         """Measure it on its held-out items beside the baselines, as `turbogr.evaluate` does."""
-        opened = self._opened_run()
+        opened = self.opened_run()
         return evaluate(
             self.run, data=self.store.path, which=opened.checkpoint.which, part=part, filter_seen=filter_seen
         )
@@ -567,7 +567,12 @@ class Recommender:
             )
         return self.model
 
-    def _opened_run(self) -> OpenedRun:
+    def opened_run(self) -> OpenedRun:
+        """Return the run that it was loaded from.
+
+        Raises:
+            UserError: it was not loaded from a run.
+        """
         if self._opened is None:
             raise UserError("this recommender was not loaded from a run; use `turbogr.load(run)`")
         return self._opened

@@ -63,7 +63,7 @@ _INTEGERS = ("ids", "timestamps", "lengths")
 _LARGEST_SIZE = 2**18  # beyond any model; products of sizes stay far from overflow
 _LAYOUT = "See docs/models/conformance.md for the layout"
 
-_ITEMS = "_embedding_module._item_emb.weight"
+ITEMS_NAME = "_embedding_module._item_emb.weight"
 _POSITIONS = "_input_features_preproc._pos_emb.weight"
 _FFN_NAMES = ("lin2.weight", "ffn_up")  # the parameters whose last dimension is the width of the feed-forward part
 
@@ -137,19 +137,21 @@ class Golden:
         model = RetrievalModel(self.config, options=self.options, recompute=recompute).to(dtype)
         with torch.no_grad():
             for name, parameter in model.named_parameters():
-                theirs, transposed = _public_name(self.config.name, name)
+                theirs, transposed = public_name(self.config.name, name)
                 value = self.tensors["param/" + theirs]
                 parameter.copy_(value.T if transposed else value)
         inputs = (self.tensors[key] for key in ("ids", "timestamps", "lengths"))
-        table = self.tensors["param/" + _ITEMS].to(dtype, copy=True)
+        table = self.tensors["param/" + ITEMS_NAME].to(dtype, copy=True)
         return model, table, *inputs  # type: ignore[return-value]
 
     def _check(self) -> None:
         config, tensors = self.config, self.tensors
         assert config.dim is not None and config.max_len is not None
-        batch, items = len(tensors["output"]), _get(tensors, "param/" + _ITEMS)
+        batch, items = len(tensors["output"]), _get(tensors, "param/" + ITEMS_NAME)
         if items.dim() != 2:
-            raise UserError(f"'param/{_ITEMS}' has shape {tuple(items.shape)}, it must be [items + 1, d]. {_LAYOUT}")
+            raise UserError(
+                f"'param/{ITEMS_NAME}' has shape {tuple(items.shape)}, it must be [items + 1, d]. {_LAYOUT}"
+            )
         shapes: dict[str, tuple[int, ...]] = {
             "lengths": (batch,),
             "ids": (batch, config.max_len),
@@ -158,7 +160,7 @@ class Golden:
             "cotangent": (batch, config.max_len, config.dim),
         }
         for kind in ("param/", "grad/"):
-            shapes[kind + _ITEMS] = (len(items), config.dim)
+            shapes[kind + ITEMS_NAME] = (len(items), config.dim)
             shapes.update({kind + name: shape for name, shape in _parameter_shapes(config, self.options)})
         for name, shape in shapes.items():
             if tuple(_get(tensors, name).shape) != shape:
@@ -252,7 +254,7 @@ def _draw(config: ModelConfig, options: Mapping[str, Any], num_items: int, num_s
     cotangent = torch.from_numpy(random.normal(0, 1, (num_sequences, n, config.dim))).float()
     cotangent[place >= lengths[:, None]] = 0
     inputs = {"ids": ids, "timestamps": times, "lengths": lengths, "cotangent": cotangent}
-    return Golden(config, {**inputs, "param/" + _ITEMS: table, **tensors}, options)
+    return Golden(config, {**inputs, "param/" + ITEMS_NAME: table, **tensors}, options)
 
 
 def _check_fair(golden: Golden) -> None:
@@ -331,9 +333,9 @@ def _run(
     (output * cotangent[real]).sum().backward()  # type: ignore[no-untyped-call]
     padded = torch.zeros_like(cotangent)
     padded[real] = output.detach()
-    results = {"output": padded, "grad/" + _ITEMS: _gradient(table)}
+    results = {"output": padded, "grad/" + ITEMS_NAME: _gradient(table)}
     for name, parameter in model.named_parameters():
-        theirs, transposed = _public_name(model.config.name, name)
+        theirs, transposed = public_name(model.config.name, name)
         gradient = _gradient(parameter)
         results["grad/" + theirs] = (gradient.T if transposed else gradient).contiguous()
     return results
@@ -343,7 +345,7 @@ def _gradient(tensor: Tensor) -> Tensor:
     return torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
 
 
-def _public_name(model: str, name: str) -> tuple[str, bool]:
+def public_name(model: str, name: str) -> tuple[str, bool]:
     """Return a parameter's name in the file and whether it is stored transposed there (as nn.Linear keeps it)."""
     if name == "position":
         return _POSITIONS, False
@@ -359,7 +361,7 @@ def _parameters(config: ModelConfig, options: Mapping[str, Any]) -> Iterator[tup
     with torch.device("meta"):
         model = RetrievalModel(config, options=options)
     for name, parameter in model.named_parameters():
-        theirs, transposed = _public_name(config.name, name)
+        theirs, transposed = public_name(config.name, name)
         yield theirs, tuple(parameter.shape), transposed
 
 

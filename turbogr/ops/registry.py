@@ -10,11 +10,16 @@ with the operator's name. A new backend is a new file. `plugin_operators` adds t
 `auto` takes the first backend that can serve: those for particular devices in the order of registration, then those
 for any device, then the reference. A backend that is chosen by name serves the operators that it is written for, or
 raises; the others are served as with `auto`.
+
+Inside `padded()` every operator has the form that a graph for other runtimes is made of: plain PyTorch over sequences
+that are padded to one length. It is the reference of operators that treat every token alone (`per_token`), and the
+function of the same name in `padded.py` in the operator's folder for all others.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import pkgutil
 import sys
 import warnings
@@ -93,6 +98,9 @@ class Operator:
 _operators: dict[str, list[Implementation]] = {}  # each in the order of preference
 _chosen: dict[tuple[str, str, torch.dtype], Implementation] = {}
 _choice = "auto"
+_PADDED = Backend("padded")  # chosen by `padded()` alone
+_per_token: set[str] = set()
+_packages: dict[str, str] = {}
 _warned: set[str] = set()
 _REMEDIES = {"triton": "install Triton: pip install triton, or turbogr with its extra, turbogr[triton]"}
 """What lets a backend run that cannot, by the backend's name."""
@@ -101,17 +109,25 @@ _DEVICES_IF_UNKNOWN = {"triton": ("cuda", "npu", "xpu")}
 
 
 def register_operator(
-    name: str, *, package: str | None = None, reference: Callable[..., Any] | None = None
+    name: str,
+    *,
+    package: str | None = None,
+    reference: Callable[..., Any] | None = None,
+    per_token: bool = False,
 ) -> Operator:
     """Make an operator known, with the backends in a package's folder, or with a function as its reference.
 
-    Registering a name again replaces its reference and keeps the other backends.
+    Registering a name again replaces its reference and keeps the other backends. `per_token` says that it computes
+    every token from that token alone, so that its reference also serves padded sequences.
 
     Raises:
         TypeError: the operator has no reference.
     """
     _operators.setdefault(name, [])
+    if per_token:
+        _per_token.add(name)
     if package is not None:
+        _packages[name] = package
         for backend, function in _find_in_folder(package, name):
             register_backend(name, backend, function)
     if reference is not None:
@@ -228,6 +244,35 @@ def backend(name: str) -> Iterator[None]:
         set_backend(previous)
 
 
+@contextmanager
+def padded() -> Iterator[None]:
+    """Inside a `with` block, operators take sequences padded to one length N and can be traced: T = B · N tokens,
+    and `offsets` have B + 1 entries whose values are not read. What padding tokens get is undefined."""
+    global _choice
+    previous, _choice = _choice, _PADDED.name
+    _chosen.clear()
+    try:
+        yield
+    finally:
+        _choice = previous
+        _chosen.clear()
+
+
+def _padded_form(operator: str) -> Implementation:
+    if operator in _per_token:
+        return next(found for found in _operators[operator] if found.backend.name == REFERENCE.name)
+    package = _packages.get(operator)
+    function = None
+    if package is not None and importlib.util.find_spec(f"{package}.padded") is not None:
+        function = getattr(importlib.import_module(f"{package}.padded"), operator, None)
+    if function is None:
+        raise UserError(
+            f"the operator '{operator}' has no form for padded sequences, which a model that is exported consists of; "
+            f"write it as a function '{operator}' in padded.py beside the operator's reference"
+        )
+    return Implementation(_PADDED, function)
+
+
 def choose(operator: str, device: torch.device, dtype: torch.dtype) -> Callable[..., Any]:
     """Return the function that serves `operator` for tensors of this device and floating type."""
     key = (operator, device.type, dtype)
@@ -238,6 +283,8 @@ def choose(operator: str, device: torch.device, dtype: torch.dtype) -> Callable[
 
 
 def _decide(operator: str, device: torch.device, dtype: torch.dtype) -> Implementation:
+    if _choice == _PADDED.name:
+        return _padded_form(operator)
     for implementation in _operators[operator]:
         if implementation.backend.name == _choice:
             reason = implementation.backend.why_not(device, dtype)

@@ -39,4 +39,4 @@ def embed(
     return out
 
 
-registry.register_operator("embed", package=__name__)
+registry.register_operator("embed", package=__name__, per_token=True)

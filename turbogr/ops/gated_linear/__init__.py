@@ -48,4 +48,4 @@ def gated_linear(
     return out
 
 
-registry.register_operator("gated_linear", package=__name__)
+registry.register_operator("gated_linear", package=__name__, per_token=True)

@@ -44,4 +44,4 @@ def gated_mlp(
     return out
 
 
-registry.register_operator("gated_mlp", package=__name__)
+registry.register_operator("gated_mlp", package=__name__, per_token=True)

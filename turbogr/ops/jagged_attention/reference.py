@@ -30,9 +30,14 @@ def bucket_boundaries(num_buckets: int) -> Tensor:
 
     Integers make the bucket of a distance exact and the same in every backend; entries beyond int64 are its maximum.
     """
+    return torch.tensor(bucket_limits(num_buckets), dtype=torch.int64)
+
+
+def bucket_limits(num_buckets: int) -> list[int]:
+    """The numbers of `bucket_boundaries`."""
     limit = torch.iinfo(torch.int64).max
     edges = [math.exp(min(BUCKET_WIDTH * b, _BEYOND_INT64)) for b in range(1, num_buckets + 1)]
-    return torch.tensor([min(math.ceil(edge), limit) for edge in edges], dtype=torch.int64)
+    return [min(math.ceil(edge), limit) for edge in edges]
 
 
 @lru_cache

@@ -25,4 +25,4 @@ def keyed_dropout(x: Tensor, dropout: Dropout | None, keys: Tensor) -> Tensor:
     return out
 
 
-registry.register_operator("keyed_dropout", package=__name__)
+registry.register_operator("keyed_dropout", package=__name__, per_token=True)

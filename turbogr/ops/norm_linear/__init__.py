@@ -58,4 +58,4 @@ def norm_linear_pieces(
     return pieces
 
 
-registry.register_operator("norm_linear", package=__name__)
+registry.register_operator("norm_linear", package=__name__, per_token=True)

@@ -1,0 +1,1 @@
+"""An export as an HTTP service; nothing here imports torch."""
