@@ -121,7 +121,7 @@ def test_every_command_adds_itself_with_help(name, capsys):
         (["train", "r", "--verbose"], "unknown option '--verbose'. See turbogr train --help"),
         (["train", "r", "--force"], "unknown option '--force'. See turbogr train --help"),
         (["recommend", "r", "--top-k", "5"], "unknown option '--top-k'. Did you mean '--k'?"),
-        (["recommend", "r", "-k", "5"], "unknown option '-k'. Did you mean '--k'?"),
+        (["recommend", "r", "-n", "5"], "unknown option '-n'. Did you mean '--k'?"),
         (
             ["recommend", "r", "--format", "csv"],
             "unknown option '--format'. It is an option of turbogr export. See turbogr recommend --help",
