@@ -31,8 +31,8 @@ inline vf exp_or_nan(vf x) { return x == x ? exp_of(x) : x; }
 
 // What a tile keeps for the gradients: the power and ln x of every pair.
 struct DecayTile {
-  float *power, *logs;      // [kBlock][kBlock]
-  float* seconds;           // [kBlock], of one key
+  float *power, *logs;  // [kBlock][kBlock]
+  float* seconds;       // [kBlock], of one key
 
   void layout(Arena& arena) {
     power = arena.take<float>(kBlock * kBlock);

@@ -137,8 +137,7 @@ TURBOGR_KERNEL(fuxi_forward)
 (const float* q, const float* k, const float* v, const int64_t* offsets, const int64_t* first, const int64_t* last,
  const int64_t* query_times, const int64_t* key_times, const float* position_weight, const float* time_weight,
  const int64_t* boundaries, float* out, int64_t num_sequences, int64_t num_tokens, int64_t heads, int64_t d, int64_t e,
- int64_t q_stride, int64_t k_stride, int64_t v_stride, int64_t max_len, int64_t num_time_weights, int64_t form,
- float) {
+ int64_t q_stride, int64_t k_stride, int64_t v_stride, int64_t max_len, int64_t num_time_weights, int64_t form, float) {
   const bool content = q != nullptr;
   const Shape shape(heads, d, e, content ? 3 : 2);
   const Mask mask({first, last}, offsets, num_sequences, num_tokens);

@@ -16,9 +16,9 @@ namespace {
 constexpr int64_t kChunk = 48;
 static_assert(kChunk % kTileRows == 0 && kChunk % kLanes == 0, "chunks must hold whole micro-tiles");
 
-// c[m][n] (+)= sum over k < depth of a(m, k) * b[k][n]. Rows of `a` and `c` must exist up to a whole micro-tile, columns
-// are a multiple of kLanes. With `kTransposed`, a(m, k) is a[k * lda + m]. Row m uses k in [begin(m), end(m)) of its
-// micro-tile: `lower` leaves out what lies above the diagonal (k > m), `upper` what lies below it (k < m).
+// c[m][n] (+)= sum over k < depth of a(m, k) * b[k][n]. Rows of `a` and `c` must exist up to a whole micro-tile,
+// columns are a multiple of kLanes. With `kTransposed`, a(m, k) is a[k * lda + m]. Row m uses k in [begin(m), end(m))
+// of its micro-tile: `lower` leaves out what lies above the diagonal (k > m), `upper` what lies below it (k < m).
 enum class Part { kAll, kLower, kUpper };
 
 template <bool kTransposed>
@@ -41,8 +41,8 @@ void multiply(int64_t rows, int64_t columns, int64_t depth, const float* a, int6
   }
 }
 
-// Sizes of a head: rows of q, k and v take dp and ep floats, of which the first dc and ec are whole vectors; all rows of
-// micro-tiles fit into dp and ep.
+// Sizes of a head: rows of q, k and v take dp and ep floats, of which the first dc and ec are whole vectors; all rows
+// of micro-tiles fit into dp and ep.
 struct Head {
   int64_t d, e, dc, ec, dp, ep, dr;
   Head(int64_t d_, int64_t e_)
@@ -59,7 +59,8 @@ struct Head {
 // Copies `count` rows of n floats to rows of `ld` and fills up with zeros, to kChunk rows.
 void pack(const float* src, int64_t stride, int64_t count, int64_t n, float* dst, int64_t ld) {
   std::memset(dst, 0, static_cast<size_t>(kChunk * ld) * sizeof(float));
-  for (int64_t i = 0; i < count; ++i) std::memcpy(dst + i * ld, src + i * stride, static_cast<size_t>(n) * sizeof(float));
+  for (int64_t i = 0; i < count; ++i)
+    std::memcpy(dst + i * ld, src + i * stride, static_cast<size_t>(n) * sizeof(float));
 }
 
 void transpose(const float* src, int64_t rows, int64_t columns, int64_t ld, float* dst, int64_t ld_out) {
@@ -182,7 +183,8 @@ TURBOGR_KERNEL(retention)
         multiply<false>(kChunk, head.ec, d, chunk.scaled, head.dp, scratch.state, head.ep, scratch.out, head.ep, true);
       }
       for (int64_t i = 0; i < count; ++i) {
-        std::memcpy(out + ((start + i) * heads + h) * e, scratch.out + i * head.ep, static_cast<size_t>(e) * sizeof(float));
+        std::memcpy(out + ((start + i) * heads + h) * e, scratch.out + i * head.ep,
+                    static_cast<size_t>(e) * sizeof(float));
       }
       if (start + count < end) chunk.advance(count, head, scratch.state);
     }
