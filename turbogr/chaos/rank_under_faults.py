@@ -22,6 +22,7 @@ import torch
 
 from turbogr.chaos.bad_values import bad_values
 from turbogr.chaos.rank_task import Board, RankTask
+from turbogr.device_measurement import Precision
 from turbogr.files import replace_text
 from turbogr.machine import machine_facts
 from turbogr.peak import Peak
@@ -69,7 +70,7 @@ def _environment(task: RankTask) -> dict[str, str]:
     }
 
 
-def _no_peak(device: torch.device) -> Peak:
+def _no_peak(device: torch.device, precision: Precision) -> Peak:
     """What these jobs take for the processor's peak, which takes seconds to measure."""
     return Peak(None, 1e11)
 
