@@ -1,7 +1,7 @@
 """An HNSW index of the item vectors (faiss), with its recall measured against exact search.
 
-Why faiss and not hnswlib: it is released several times a year with wheels for every platform, while hnswlib's last
-release is of 2023 and comes as source alone; both are the same algorithm.
+Why faiss and not hnswlib: it is released several times a year with wheels, while hnswlib's last release (0.8.0) is of
+December 2023 and comes as source alone; both are the same algorithm.
 """
 
 from __future__ import annotations
