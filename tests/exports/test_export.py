@@ -112,6 +112,41 @@ def test_lists_are_those_of_recommend(run: Path, folder: Path, options: dict[str
     assert_same_lists(run, folder, **options)
 
 
+def test_recommend_serve_and_onnx_give_the_same_lists(run: Path, folder: Path) -> None:
+    """ONNX: user.onnx by onnxruntime and a product with the item vectors, with nothing of the export's own reader."""
+    pytest.importorskip("uvicorn", reason="serving needs the extra turbogr[serve]")
+    import onnxruntime
+    import pyarrow.parquet as pq
+    from safetensors.numpy import load_file
+
+    from tests.serving.conftest import serving
+    from turbogr.serving.live_export import LiveExport
+    from turbogr.serving.service import Service
+
+    k, cases = 7, json.loads((folder / "check.json").read_text())["cases"]
+    histories = [case["history"] for case in cases]
+    assert len(histories) == 10 and any(len(history) > 8 for history in histories)  # longer than the model reads
+    recommended = turbogr.load(run).recommend(histories=histories, k=k)
+    with serving(Service(LiveExport(folder))) as client:
+        status, answer = client.recommend(histories=histories, k=k)
+    assert status == 200
+    served = [[(entry["item"], entry["score"]) for entry in one["items"]] for one in answer["lists"]]
+    graph = onnxruntime.InferenceSession(folder / "user.onnx")
+    ids = pq.read_table(folder / "item_ids.parquet")["item_id"].to_pylist()
+    vectors = load_file(folder / "items.safetensors")["vectors"]
+    max_len = json.loads((folder / "model.json").read_text())["model"]["max_len"]
+    for history, wanted, by_service in zip(histories, recommended, served, strict=True):
+        events = [(ids.index(item), time) for item, time in history]
+        rows, times = np.array(events[-max_len:], dtype=np.int64).T
+        lengths, now = np.array([len(rows)], np.int64), times[-1:]
+        inputs = {"items": rows[None], "times": times[None], "lengths": lengths, "request_times": now}
+        scores = (graph.run(None, inputs)[0] @ vectors.T)[0]
+        scores[[row for row, _ in events]] = -np.inf  # seen items are left out
+        by_graph = [(ids[row], float(scores[row])) for row in np.argsort(-scores, kind="stable")[:k]]
+        for got in (by_service, by_graph):
+            assert not list(self_test.compare(got, [item for item, _ in wanted], [score for _, score in wanted]))
+
+
 def test_the_time_of_the_request_counts(run: Path, folder: Path) -> None:
     history, at = HISTORIES[0], "2020-01-01T00:00"
     (expected,) = turbogr.load(run).recommend(histories=[history], k=7, at=at)
