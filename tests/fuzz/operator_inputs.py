@@ -24,6 +24,8 @@ _POOL_SIZE = 1 << 16
 _DAMAGED = 0.15
 _EXTREMES = (-(2**63), -(2**63) + 1, -1, 0, 1, 2**31, 2**62, 2**63 - 1)
 
+_BIASES = (ops.RelativeBias, ops.DecayBias, ops.InversePowerBias, ops.SecondsDecayBias)
+
 Damage = Callable[["Call"], None]
 
 
@@ -78,7 +80,7 @@ class Call:
 def _copy(value: Any, dtype: torch.dtype | None) -> Any:
     if isinstance(value, Tensor):
         return value.detach().to(dtype if value.is_floating_point() else None, copy=True)
-    if dtype is not None and isinstance(value, ops.RelativeBias | ops.DecayBias):
+    if dtype is not None and isinstance(value, _BIASES):
         return type(value)(*(_copy(part, dtype) for part in value))
     return value
 
@@ -326,6 +328,63 @@ def _fuxi_attention(draw: _Draw) -> Call:
     return Call("fuxi_attention", ops.fuxi_attention, args, leaves, damages)
 
 
+def _fuxi_seconds_attention(draw: _Draw) -> Call:
+    args, lengths, damages, max_len = _attention(draw, with_values_alone=True)
+    count, uniform = sum(lengths), draw.choose.uniform
+    times = draw.times(count), draw.times(count), draw.normal(2 * max_len - 1)
+    bias: ops.InversePowerBias | ops.SecondsDecayBias
+    if draw.chance(0.5):
+        bias = ops.InversePowerBias(*times, torch.tensor([uniform(-1, 1), uniform(0.1, 1.5)]))
+    else:
+        bias = ops.SecondsDecayBias(*times, torch.tensor([uniform(-1, 1), uniform(0.1, 1), uniform(0.1, 0.9)]))
+    longer, late = torch.cat([bias[3], bias[3][:1]]), draw.times(count + 1)
+    damages += [
+        ("a parameter too many", _replace("bias", lambda bias: type(bias)(*bias[:3], longer))),
+        (
+            "position_weight is too long",
+            _replace("bias", lambda bias: bias._replace(position_weight=bias[2].repeat(2))),
+        ),
+        ("a time too many", _replace("bias", lambda bias: bias._replace(key_times=late))),
+    ]
+    if args["q"] is not None:
+        damages.append(("q is missing", _replace("q", lambda _: None)))
+    args |= {"bias": bias, "max_len": max_len}
+    leaves = [name for name in ("q", "k", "v") if args[name] is not None]
+    return Call("fuxi_seconds_attention", ops.fuxi_attention, args, leaves, damages)
+
+
+def _retention(draw: _Draw) -> Call:
+    lengths, heads = draw.lengths(), draw.choose.choice((1, 1, 2, 3))
+    count, size = sum(lengths), draw.width()
+    args = {
+        "q": draw.normal(count, heads, size, dtype=draw.dtype),
+        "k": draw.normal(count, heads, size, dtype=draw.dtype),
+        "v": draw.normal(count, heads, draw.width(), dtype=draw.dtype),
+        "offsets": _offsets(lengths),
+        "decay": draw.normal(heads, scale=draw.choose.choice((0.0, 1e-3, 1.0, 30.0))).abs(),
+    }
+    damages = [*_wrong_offsets(draw, lengths), _deeper("v"), _other_type("k")]
+    damages += [_longer(name) for name in ("q", "k", "v", "decay")]
+    return Call("retention", ops.retention, args, ["q", "k", "v", "decay"], damages)
+
+
+def _periodic_attention(draw: _Draw) -> Call:
+    lengths, periods = draw.lengths(), draw.choose.choice((1, 1, 2, 3))
+    count = sum(lengths)
+    query, key = (draw.normal(count, periods, scale=10.0) for _ in range(2))
+    args = {
+        "v": draw.normal(count, 2 * periods, draw.width(), dtype=draw.dtype),
+        "query_turns": torch.stack([query.sin(), query.cos()], dim=2),
+        "key_turns": torch.stack([key.sin(), key.cos()], dim=2),
+        "gaps": draw.normal(count, periods, scale=draw.choose.choice((0.0, 1e-3, 1.0, 1e4))).abs(),
+        "log_decay": -draw.normal(periods, scale=draw.choose.choice((0.0, 1e-3, 1.0))).abs(),
+        "offsets": _offsets(lengths),
+    }
+    damages = [*_wrong_offsets(draw, lengths), _deeper("v"), _other_type("gaps")]
+    damages += [_longer(name) for name in ("v", "query_turns", "key_turns", "gaps", "log_decay")]
+    return Call("periodic_attention", ops.periodic_attention, args, ["v", "log_decay"], damages)
+
+
 def _softmax_attention(draw: _Draw) -> Call:
     args, _, damages, max_len = _attention(draw)
     args |= {"scale": draw.choose.choice((1.0, 0.1)), "max_len": draw.choose.choice((None, max_len))}
@@ -571,7 +630,10 @@ def _random_integers(draw: _Draw) -> Call:
 OPERATORS: dict[str, Callable[[_Draw], Call]] = {
     "hstu_attention": _hstu_attention,
     "fuxi_attention": _fuxi_attention,
+    "fuxi_seconds_attention": _fuxi_seconds_attention,
     "softmax_attention": _softmax_attention,
+    "retention": _retention,
+    "periodic_attention": _periodic_attention,
     "norm_linear": _norm_linear,
     "gated_linear": _gated_linear,
     "gated_mlp": _gated_mlp,
