@@ -290,6 +290,46 @@ def test_a_save_in_the_background_has_the_state_of_its_step(run: Path, monkeypat
     assert copies[0] == copies[-1], "buffers are used again"
 
 
+def test_the_first_save_uses_buffers_that_were_prepared(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, mine = checkpoint_writer.write_part, Checkpoints(run)
+    written: list[list[int]] = []
+
+    def noting(parts: Any, *others: Any) -> None:
+        written.append([part.rows.data_ptr() for part in parts.values()])
+        write(parts, *others)
+
+    monkeypatch.setattr(checkpoint_writer, "write_part", noting)
+    mine.prepare(state_of(4))
+    mine.wait_until_prepared()
+    prepared = {buffer.data_ptr() for buffer in mine._copies._buffers.values()}
+    assert prepared
+    mine.save(state_of(4), Progress(step=4, best_step=1), background=True)
+    mine.finish()
+    assert set(written[0]) == prepared
+    check(run)
+
+
+def test_every_page_of_a_prepared_buffer_is_touched_until_training_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint_writer, "_PAGES_AT_ONCE", 2)
+    copies, page = checkpoint_writer.Copies(), checkpoint_writer._PAGE_BYTES
+    for shape, dtype in (((5, page // 2 + 1), torch.bfloat16), ((0, 3), torch.float32), ((), torch.int64)):
+        buffer = torch.ones(shape, dtype=torch.uint8).to(dtype)
+        assert copies._touch(buffer)
+        changed = buffer.view(-1).view(torch.uint8) if buffer.numel() else buffer.view(-1)
+        assert not changed[::page].any()
+    buffer = torch.full((9 * page,), 255, dtype=torch.uint8)
+    copies.end_preparing()
+    assert not copies._touch(buffer) and bool((buffer == 255).all())
+
+
+def test_without_memory_nothing_is_prepared(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint_writer, "available_memory", lambda: 10)
+    mine = Checkpoints(run)
+    mine.prepare(state_of(4))
+    mine.wait_until_prepared()
+    assert not mine._copies._buffers
+
+
 def test_an_error_of_the_writer_is_known_early_and_raised_by_the_next_call(
     run: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

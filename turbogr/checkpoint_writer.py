@@ -25,6 +25,8 @@ from turbogr.machine import available_memory
 from turbogr.parallel.tensor_files import Rows, missing_parts, write_part
 
 _MOST_OF_MEMORY = 0.8  # of what is available, for copies
+_PAGE_BYTES = 4096
+_PAGES_AT_ONCE = 16_384  # touched by one thread, as so few elements are not worth several
 _VISIBLE_SECONDS = 20.0  # in which a network file system shows other ranks' files
 _POLL_SECONDS = 0.02
 _END_SECONDS = 20.0  # that a run that fails waits for a save that is under way
@@ -35,13 +37,59 @@ class Copies:
 
     def __init__(self) -> None:
         self._buffers: dict[str, Tensor] = {}
+        self._preparing: threading.Thread | None = None
+        self._ended = threading.Event()
         self._noted = False
+
+    def prepare(self, parts: Mapping[str, Rows]) -> None:
+        """Make the buffers for copies of such parts in a thread, if there is memory: the system takes long to give it.
+
+        Until then the first copy waits for them. The thread is not a daemon, which Python would stop inside PyTorch.
+        """
+        self.end_preparing()
+        missing = [(name, part.rows) for name, part in self._missing(parts).items()]
+        available = available_memory()
+        if available is not None and sum(rows.nbytes for _, rows in missing) > _MOST_OF_MEMORY * available:
+            return  # `of` looks again, and says so
+        shapes = [(name, rows.shape, rows.dtype) for name, rows in missing]
+        self._ended.clear()
+        self._preparing = threading.Thread(target=self._prepare, args=(shapes,), name="checkpoint-buffers")
+        self._preparing.start()
+
+    def _prepare(self, shapes: Sequence[tuple[str, torch.Size, torch.dtype]]) -> None:
+        for name, shape, dtype in shapes:
+            try:
+                buffer = torch.empty(shape, dtype=dtype)
+            except RuntimeError:  # no memory; `of` tries again
+                return
+            if not self._touch(buffer):
+                return
+            self._buffers[name] = buffer
+
+    def _touch(self, buffer: Tensor) -> bool:
+        """Write to every page of a new buffer; False if it is no longer needed."""
+        pages = buffer.view(-1).view(torch.uint8)[::_PAGE_BYTES] if buffer.numel() else buffer
+        for start in range(0, len(pages) if buffer.numel() else 0, _PAGES_AT_ONCE):
+            if self._ended.is_set():
+                return False
+            pages[start : start + _PAGES_AT_ONCE].zero_()
+        return True
+
+    def wait_until_prepared(self) -> None:
+        """Wait for the thread of `prepare`, if there is one."""
+        if self._preparing is not None:
+            self._preparing.join()
+            self._preparing = None
+
+    def end_preparing(self) -> None:
+        """End the thread of `prepare`; buffers that are made already stay."""
+        self._ended.set()
+        self.wait_until_prepared()
 
     def of(self, parts: Mapping[str, Rows]) -> dict[str, Rows] | None:
         """Return copies of the parts that training still changes; None where there is no memory for them."""
-        buffers = {name: self._buffer(name, part.rows) for name, part in parts.items() if not part.is_copy}
-        missing = [name for name, buffer in buffers.items() if buffer is None]
-        needed = sum(parts[name].rows.nbytes for name in missing)
+        self.wait_until_prepared()
+        needed = sum(part.rows.nbytes for part in self._missing(parts).values())
         available = available_memory()
         if available is not None and needed > _MOST_OF_MEMORY * available:
             if not self._noted:
@@ -53,17 +101,27 @@ class Copies:
                 )
             return None
         copies = dict(parts)
-        self._buffers = {}
-        for name, buffer in buffers.items():
-            rows = parts[name].rows.detach()
-            target = torch.empty(rows.shape, dtype=rows.dtype) if buffer is None else buffer
+        buffers, self._buffers = self._buffers, {}
+        for name, part in parts.items():
+            if part.is_copy:
+                continue
+            rows = part.rows.detach()
+            target = buffers[name] if _fits(buffers.get(name), rows) else torch.empty(rows.shape, dtype=rows.dtype)
             self._buffers[name] = target.copy_(rows)
-            copies[name] = dataclasses.replace(parts[name], rows=target, is_copy=True)
+            copies[name] = dataclasses.replace(part, rows=target, is_copy=True)
         return copies
 
-    def _buffer(self, name: str, rows: Tensor) -> Tensor | None:
-        buffer = self._buffers.get(name)
-        return buffer if buffer is not None and buffer.shape == rows.shape and buffer.dtype == rows.dtype else None
+    def _missing(self, parts: Mapping[str, Rows]) -> dict[str, Rows]:
+        """The parts to be copied that have no buffer yet."""
+        return {
+            name: part
+            for name, part in parts.items()
+            if not part.is_copy and not _fits(self._buffers.get(name), part.rows)
+        }
+
+
+def _fits(buffer: Tensor | None, rows: Tensor) -> bool:
+    return buffer is not None and buffer.shape == rows.shape and buffer.dtype == rows.dtype
 
 
 class PendingSave:

@@ -51,6 +51,14 @@ class Checkpoints:
     def path(self, step: int) -> Path:
         return self.folder / f"step-{step}"
 
+    def prepare(self, state: Mapping[str, Any]) -> None:
+        """Make the buffers in which saves in the background copy such a state, in a thread."""
+        self._copies.prepare(own_rows(state, self.world.rank))
+
+    def wait_until_prepared(self) -> None:
+        """Wait for the thread of `prepare`, if there is one."""
+        self._copies.wait_until_prepared()
+
     def save(self, state: Mapping[str, Any], progress: Progress, *, background: bool = False) -> None:
         """Write a checkpoint of the current step, note the best one, and remove those no longer kept.
 
@@ -138,6 +146,7 @@ class Checkpoints:
 
     def abandon(self) -> None:
         """Let a save in the background end where the run has failed; no other rank is needed, and nothing raises."""
+        self._copies.end_preparing()
         if self._pending is not None:
             self._pending.abandon()
             self._pending = None

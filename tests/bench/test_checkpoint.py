@@ -18,6 +18,7 @@ def test_bench_checkpoint(tmp_path: Path) -> None:
         == pytest.approx(record.figures["pause_seconds"] / record.figures["blocking_seconds"])
     )
     assert record.figures["crc32_gb_per_second"] > 0
+    assert record.figures["prepared_pause_share"] > 0 and record.figures["preparing_seconds"] > 0
     assert "blocking save" in result.tables[0].text()
     assert list(tmp_path.iterdir()) == []
 

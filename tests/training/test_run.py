@@ -167,6 +167,38 @@ def test_a_token_budget_resumes_exactly_too(
     assert_same_end(config, store, tmp_path / "straight", tmp_path / "stopped")
 
 
+@pytest.mark.parametrize("background", [True, False])
+def test_buffers_for_saves_in_the_background_are_made_after_the_first_step(
+    config: Config, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, background: bool
+) -> None:
+    config = dataclasses.replace(config, train=dataclasses.replace(config.train, background_save=background))
+    events: list[str] = []
+    step, prepare, copy = Trainer._step_and_profile, writer.Copies._prepare, writer.Copies.of
+
+    def noted_step(trainer: Trainer, pending: Any) -> None:
+        events.append("step")
+        step(trainer, pending)
+
+    def noted_prepare(copies: writer.Copies, shapes: Any) -> None:
+        events.append("prepare")
+        prepare(copies, shapes)
+        assert {name for name, *_ in shapes} == copies._buffers.keys()
+
+    def noted_copy(copies: writer.Copies, parts: Any) -> Any:
+        events.append(f"{len(copies._missing(parts)) if copies._preparing is None else 0} missing")
+        return copy(copies, parts)
+
+    monkeypatch.setattr(Trainer, "_step_and_profile", noted_step)
+    monkeypatch.setattr(writer.Copies, "_prepare", noted_prepare)
+    monkeypatch.setattr(writer.Copies, "of", noted_copy)
+    assert train(config, store.path, tmp_path / "run").status == "finished"
+    if background:
+        assert events[:2] == ["step", "prepare"] and events.count("prepare") == 1
+        assert {event for event in events if event.endswith("missing")} == {"0 missing"}
+    else:
+        assert set(events) == {"step"}
+
+
 def test_steps_limit_ends_inside_an_epoch_with_an_evaluation(config: Config, store: Store, tmp_path: Path) -> None:
     config = dataclasses.replace(config, train=dataclasses.replace(config.train, steps=5))
     result = train(config, store.path, tmp_path / "run")

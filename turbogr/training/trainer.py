@@ -138,6 +138,7 @@ class Trainer:
         self.timeline = Timeline(self.world.rank, device)
         self.executor = make_executor(self.stepper, config.pipeline, self.timeline)
         self.checkpoints = Checkpoints(run, config.train.keep_checkpoints, self.world)
+        self._is_prepared = False
         self.stop = AgreedStop(self.world)
         self.progress = Progress()
         self.until_epoch: int | None = None
@@ -300,6 +301,7 @@ class Trainer:
                 with self.batches() as batches:
                     for pending in batches:
                         self._step_and_profile(pending)
+                        self._prepare_to_save()
                         self.timeline.flush()
                         tracker.advance()
                         self._record_bad_steps(tracker)
@@ -344,6 +346,15 @@ class Trainer:
         except BaseException:
             self.executor.abandon()
             raise
+
+    def _prepare_to_save(self) -> None:
+        """After the first step, when the memory of a step is in use, make the buffers for saves in the background.
+
+        Where ranks share a table, its rows are exchanged into copies and most of the state needs no buffer.
+        """
+        if self.config.train.background_save and not self._is_prepared and self.mesh.members == 1:
+            self.checkpoints.prepare(self.stepper.state())
+        self._is_prepared = True
 
     def _checkpoint(self, tracker: Tracker | SilentTracker) -> None:
         tracker.sync()
