@@ -29,7 +29,7 @@ from turbogr.training.run import train
 NUM_ITEMS = 60
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="package", autouse=True)
 def _no_peak_measurement():
     patch = pytest.MonkeyPatch()
     patch.setattr(machine, "gemm_peak", lambda *args, **kwargs: 1e11)
@@ -51,7 +51,7 @@ def config(**changes: Any) -> Config:
     return dataclasses.replace(base, **changes)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     """A log with real times, in which users come back to items, and with an item that nobody had."""
     histories = draw_histories(4, 160, NUM_ITEMS - 1, shortest=3, longest=20)
@@ -60,7 +60,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Store:
     return write_store(tmp_path_factory.mktemp("export") / "data", histories, NUM_ITEMS, times=times)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def run(store: Store, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that delivers its model."""
     folder = tmp_path_factory.mktemp("export-run") / "run"

@@ -152,7 +152,7 @@ def test_the_operator_obeys_the_rules_of_torch_library() -> None:
     inputs = make_inputs([3, 0, 20], 2, 4, 6)
     q, k, v, position_weight, time_weight = (x.detach().float().requires_grad_() for x in leaves(inputs))
     times = inputs.query_times, inputs.key_times
-    arguments = (q, k, v, inputs.offsets, None, None, *times, position_weight, time_weight, 23, False, 1.0)
+    arguments = (q, k, v, inputs.offsets, None, None, *times, position_weight, time_weight, 23, "table", 1.0)
     torch.library.opcheck(torch.ops.turbogr.hstu_attention.default, arguments)
 
 

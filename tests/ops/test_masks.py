@@ -184,7 +184,7 @@ def test_the_operator_obeys_the_rules_of_torch_library(operator: Operator) -> No
     times = (inputs.query_times, inputs.key_times) if "position_weight" in given else (None, None)
     weights = given.get("position_weight"), given.get("time_weight", given.get("decay"))
     name = "hstu_attention" if operator.channels == 1 else "fuxi_attention"
-    rest = inputs.max_len, "decay" in given, ALPHA if name == "hstu_attention" else 1.0
+    rest = inputs.max_len, "days" if "decay" in given else "table", ALPHA if name == "hstu_attention" else 1.0
     target: Any = getattr(torch.ops.turbogr, name).default
     torch.library.opcheck(target, (q, k, v, inputs.offsets, *visible, *times, *weights, *rest))
 

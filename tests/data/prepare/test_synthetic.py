@@ -92,7 +92,7 @@ def test_a_pause_brings_older_interests_back() -> None:
     """Within a session the next episode of one of its two series follows; after a pause often that of another."""
     settings = Synthetic(num_users=300, noise=0.0, abandon=0.0)
     events = generate(settings, 0, 300)
-    index = {item: number for number, item in enumerate(event_generator._scatter(np.arange(3000), 3000, 1).tolist())}
+    index = {item: number for number, item in enumerate(event_generator.scatter(np.arange(3000), 3000, 1).tolist())}
     series = np.array([index[item] // 10 for item in events.items.tolist()])
     same_user = np.diff(events.users) == 0
     pause = np.diff(events.times) > 3600
