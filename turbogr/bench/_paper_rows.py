@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -10,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from turbogr.bench.record import Table
+from turbogr.data.prepare.sources.event_generator import PRESETS, length_spread, scale_to_mean
 from turbogr.data.vocabulary import Int64Array
 
 Kind = Literal["measured", "emulated", "simulated"]
@@ -17,7 +17,9 @@ Kind = Literal["measured", "emulated", "simulated"]
 FILL = 0.496
 """How full the paper's sequences are: 1,064,960 indices of which 537,019 are padding."""
 
-_SPREAD = math.sqrt(2 * math.log(11_796 / 8_591))  # of the lengths of KuaiRand-27K
+_KUAIRAND = PRESETS["kuairand-27k"]
+_SPREAD = length_spread(_KUAIRAND["mean_length"], _KUAIRAND["median_length"])
+_SHORTEST = 2
 
 BATCH_SIZES = {"tiny": 15, "small": 8, "medium": 5, "large": 2, "long": 1}
 """Sequences per device: the paper's for FuXi, taken for HSTU too; it has none for `long`."""
@@ -83,11 +85,8 @@ Measure = Callable[[Mapping[str, Any], Part], None]
 def filled_lengths(num: int, longest: int, fill: float = FILL, seed: int = 0) -> Int64Array:
     """Return `num` lengths up to `longest` that are `fill` of it in the mean, with the spread of KuaiRand-27K."""
     raw = np.exp(_SPREAD * np.random.default_rng(seed).standard_normal(num))
-    low, high = 0.0, longest / float(raw.min())
-    for _ in range(80):  # bisect the scale
-        middle = (low + high) / 2
-        low, high = (middle, high) if np.clip(raw * middle, 2, longest).mean() < fill * longest else (low, middle)
-    lengths: Int64Array = np.clip(raw * high, 2, longest).astype(np.int64)
+    scale = scale_to_mean(raw, fill * longest, _SHORTEST, longest)
+    lengths: Int64Array = np.clip(raw * scale, _SHORTEST, longest).astype(np.int64)
     return lengths
 
 

@@ -57,6 +57,8 @@ OPTIONS: dict[str, Any] = {
     "median_length": 7.0,
     "max_length": 12,
     "min_length": 2,
+    "fill": 0.008,
+    "fill_length": 64,
     "num_topics": 2,
     "interests": 2,
     "session_length": 2.0,

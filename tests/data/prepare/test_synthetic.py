@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -10,8 +12,8 @@ import pytest
 from tests.data.logs import stored_sequences
 from turbogr.data.prepare.preparation import prepare
 from turbogr.data.prepare.sources import event_generator
-from turbogr.data.prepare.sources.event_generator import PRESETS, Synthetic, generate, user_lengths
-from turbogr.data.prepare.sources.synthetic import write_log
+from turbogr.data.prepare.sources.event_generator import PRESETS, Synthetic, count_events, generate, user_lengths
+from turbogr.data.prepare.sources.synthetic import SyntheticOptions, write_log
 from turbogr.data.store import Store
 from turbogr.errors import UserError
 
@@ -141,3 +143,36 @@ def test_wrong_settings(tmp_path: Path, options: dict[str, object], message: str
         prepare("synthetic", [], tmp_path / "store", **options)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="reads no files"):
         prepare("synthetic", [tmp_path], tmp_path / "store")
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"fill": 0.496},
+        {"fill": 0.496, "preset": "kuairand-27k", "fill_length": 4096},
+        {"fill": 0.9, "fill_length": 100, "max_length": 5000},
+    ],
+)
+def test_lengths_fill_what_is_asked_for(given: dict[str, Any]) -> None:
+    settings = SyntheticOptions(num_users=5000, **given).settings()
+    length = given.get("fill_length", 2048)
+    lengths = user_lengths(settings, np.arange(5000))
+    assert np.minimum(lengths, length).mean() / length == pytest.approx(given["fill"], rel=0.5 / length)
+    assert lengths.min() >= settings.min_length and lengths.max() <= settings.max_length
+    assert count_events(settings) == lengths.sum()
+    plain = SyntheticOptions(num_users=5000, preset=given.get("preset", "demo")).settings()
+    assert plain.scale == 1.0
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"fill_length": 100}, "--fill-length needs --fill"),
+        ({"fill": 1.0}, "--fill 1 of --fill-length 2048 is a mean of 2,048.0 events, which must lie between"),
+        ({"fill": 0.0}, "change one of them"),
+        ({"fill": 0.5, "max_length": 400}, "the smaller of --max-length (400) and --fill-length; change one of them"),
+    ],
+)
+def test_a_fill_that_cannot_be_reached_is_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=re.escape(message)):
+        SyntheticOptions(**given).settings()

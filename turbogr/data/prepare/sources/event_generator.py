@@ -15,6 +15,7 @@ number of users is generated without holding the others.
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from itertools import pairwise
@@ -32,6 +33,7 @@ _START = 1_650_000_000
 _GOLDEN = np.uint64(GOLDEN64)
 _EPISODES = 10
 _BLOCK_EVENTS = 1 << 19
+_FITTED_USERS = 1 << 20  # users whose lengths decide the scale of all lengths
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,8 @@ class Synthetic:
 
     Attributes:
         mean_length, median_length, max_length, min_length: events per user; log-normal between the bounds.
+        fill, fill_length: if set, lengths are scaled such that they are, cut at `fill_length`, `fill` of it in the
+            mean. Their spread, mean ÷ median before cutting, stays.
         num_topics: topics of the catalogue; 0 chooses about the square root of the number of items.
         interests: long-term interests of a user at a time.
         session_length: mean events per session.
@@ -56,6 +60,8 @@ class Synthetic:
     median_length: float = 42.0
     max_length: int = 400
     min_length: int = 5
+    fill: float | None = None
+    fill_length: int | None = None
     num_topics: int = 0
     interests: int = 5
     session_length: float = 6.0
@@ -84,6 +90,34 @@ class Synthetic:
             if not good:
                 option = f"--{name.replace('_', '-')}"
                 raise UserError(f"synthetic data: {option} must {demand}, but it is {getattr(self, name)}")
+        self._check_fill()
+
+    def _check_fill(self) -> None:
+        if self.fill is None and self.fill_length is None:
+            return
+        if self.fill is None or self.fill_length is None:
+            given, missing = ("--fill-length", "--fill") if self.fill is None else ("--fill", "--fill-length")
+            raise UserError(
+                f"synthetic data: {given} needs {missing}; give both, such as --fill 0.5 --fill-length 2048"
+            )
+        most = min(self.max_length, self.fill_length)
+        if not self.min_length < self.fill * self.fill_length < most:
+            raise UserError(
+                f"synthetic data: --fill {self.fill:g} of --fill-length {self.fill_length} is a mean of "
+                f"{self.fill * self.fill_length:,.1f} events, which must lie between --min-length ({self.min_length}) "
+                f"and the smaller of --max-length ({self.max_length}) and --fill-length; change one of them"
+            )
+
+    @functools.cached_property
+    def scale(self) -> float:
+        """The factor of all lengths that gives the wanted fill; 1 where none is wanted."""
+        if self.fill is None or self.fill_length is None:
+            return 1.0
+        users = np.arange(min(self.num_users, _FITTED_USERS), dtype=np.int64)
+        with np.errstate(over="ignore"):
+            raw = _raw_lengths(self, users)
+        most = min(self.max_length, self.fill_length)
+        return scale_to_mean(raw, self.fill * self.fill_length, self.min_length, most)
 
     @property
     def topics(self) -> int:
@@ -142,9 +176,30 @@ def _zipf(uniform: Any, num: Any, exponent: float) -> Any:
 
 def user_lengths(settings: Synthetic, users: Int64Array) -> Any:
     """Events of each of `users`: log-normal with the median and mean of the settings, within the bounds."""
-    sigma = math.sqrt(2.0 * math.log(settings.mean_length / settings.median_length))
-    lengths = settings.median_length * np.exp(sigma * normal(hash_words(settings.seed, 1, users)))
+    lengths = settings.scale * _raw_lengths(settings, users)
     return np.clip(np.rint(lengths), settings.min_length, settings.max_length).astype(np.int64)
+
+
+def _raw_lengths(settings: Synthetic, users: Int64Array) -> NDArray[np.float64]:
+    sigma = length_spread(settings.mean_length, settings.median_length)
+    lengths: NDArray[np.float64] = settings.median_length * np.exp(sigma * normal(hash_words(settings.seed, 1, users)))
+    return lengths
+
+
+def length_spread(mean: float, median: float) -> float:
+    """Return the standard deviation of the logarithm of log-normal lengths."""
+    return math.sqrt(2.0 * math.log(mean / median))
+
+
+def scale_to_mean(lengths: NDArray[np.float64], mean: float, shortest: int, longest: int) -> float:
+    """Return the factor with which positive `lengths`, kept between `shortest` and `longest`, have this `mean`."""
+    low, high = 0.0, longest / float(lengths.min())
+    for _ in range(80):  # bisect
+        middle = (low + high) / 2
+        if not low < middle < high:
+            break
+        low, high = (middle, high) if np.clip(lengths * middle, shortest, longest).mean() < mean else (low, middle)
+    return high
 
 
 def count_events(settings: Synthetic) -> int:

@@ -32,6 +32,7 @@ from turbogr.data.prepare.sources.event_generator import PRESETS, Events, Synthe
 from turbogr.errors import UserError, did_you_mean
 
 NAME = "synthetic"
+_FILL_LENGTH = 2048
 _NO_SETTINGS = ("preset", "with_features")
 _COLUMNS = ("user_id", "item_id", "timestamp", "is_like", "watch_seconds")
 _SMALL = ("is_like", *feature_generator.ACTIONS)
@@ -154,6 +155,10 @@ class SyntheticOptions:
     median_length: float | None = option(None, "median events per user")
     max_length: int | None = option(None, "most events of a user")
     min_length: int | None = option(None, "fewest events of a user")
+    fill: float | None = option(
+        None, "mean length, after cutting at --fill-length, as a share of it; scales all lengths"
+    )
+    fill_length: int | None = option(None, "length at which a model cuts sequences; 2048 with --fill")
     num_topics: int | None = option(None, "topics of the catalogue")
     interests: int | None = option(None, "interests of a user at a time")
     session_length: float | None = option(None, "mean events per session")
@@ -185,7 +190,12 @@ class SyntheticOptions:
             known = " or ".join(PRESETS)
             raise UserError(f"unknown preset {self.preset!r}: use {known}.{did_you_mean(self.preset, PRESETS)}")
         given = {name: value for name, value in vars(self).items() if name not in _NO_SETTINGS and value is not None}
-        return Synthetic(**{**PRESETS[self.preset], **given})
+        settings = {**PRESETS[self.preset], **given}
+        if self.fill is not None:
+            length = settings.setdefault("fill_length", _FILL_LENGTH)
+            if self.max_length is None:  # of a preset with short users, such as demo
+                settings["max_length"] = max(length, settings.get("max_length", Synthetic.max_length))
+        return Synthetic(**settings)
 
 
 def open_synthetic(paths: Sequence[Path], options: ReadOptions) -> SyntheticReader:
