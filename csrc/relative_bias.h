@@ -30,7 +30,7 @@ class TimeBuckets {
   // Whether of() may be used: no bin holds two boundaries.
   bool has_table() const { return exact_table_; }
 
-  // Buckets of distances in [0, 2^31).
+  // Buckets of distances in [0, 2^31 - 1); INT32_MAX stands for no boundary.
   vi of(vi distance) const {
     const vi bin = (bits_of(to_float(max_of(distance, splat(1)))) >> 20) - kFirstBin;
     return gather(base_, bin) - (vi)(distance >= gather(edge_, bin));
@@ -197,7 +197,7 @@ TURBOGR_OUTLINE inline void fill_bias(const BiasSource& source, Span s, const Bi
   const float* by_distance = source.by_distance + s.place;
   const TimeRange row_range = range_of(row_times, rows), key_range = range_of(key_times, keys);
   const int64_t low = min_of(row_range.low, key_range.low), high = max_of(row_range.high, key_range.high);
-  if (!source.buckets->has_table() || static_cast<uint64_t>(high) - static_cast<uint64_t>(low) > INT32_MAX) {
+  if (!source.buckets->has_table() || static_cast<uint64_t>(high) - static_cast<uint64_t>(low) >= INT32_MAX) {
     fill_bias_slowly(source, row_times, key_times, rows, keys, by_distance, tile);
     return;
   }

@@ -145,3 +145,19 @@ def test_the_operator_obeys_the_rules_of_torch_library(kind: Kind, content: bool
     form = FORMS[[RelativeBias, DecayBias, InversePowerBias, SecondsDecayBias].index(kind)]
     arguments = (q, k, v, inputs.offsets, None, None, *times, *weights, inputs.max_len, form, 1.0)
     torch.library.opcheck(torch.ops.turbogr.fuxi_attention.default, arguments)
+
+
+@needs_kernels
+@pytest.mark.parametrize("isa", native.INSTRUCTION_SETS)
+def test_no_distance_in_time_is_beyond_the_last_bucket(isa: str) -> None:
+    """2^31 - 1 s is the largest distance of 32 bits; what follows the table in memory must not matter."""
+    num, memory = 20, torch.full((66,), 1e6)
+    memory[:65] = torch.arange(65.0)
+    query_times = 50_000_000 * torch.arange(num)
+    query_times[-1] = 2**31 - 1
+    bias = RelativeBias(query_times, torch.zeros_like(query_times), torch.zeros(2 * num - 1), memory[:65])
+    args = None, None, torch.ones(num, 1, 8), torch.tensor([0, num]), bias
+    with instruction_set(isa):
+        found = fuxi_attention(*args, max_len=num)
+    with registry.backend("reference"):
+        assert torch.equal(found, fuxi_attention(*args, max_len=num))

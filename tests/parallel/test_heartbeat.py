@@ -247,7 +247,10 @@ def test_no_thread_waits_for_a_store_after_the_stop() -> None:
 
 
 def test_the_search_for_silent_ranks_ends_with_the_stop() -> None:
-    job = Job(timeout=None)
-    for rank in job.ranks:
-        rank.stop()
-    assert job.ranks[0]._silent_ranks(job.ranks[0]._stopped.wait) == []
+    store = dist.HashStore()
+    searching, silent = (Heartbeat(to(store), rank, 2, None) for rank in range(2))
+    for rank in (searching, silent):
+        rank._beat()
+    assert searching._silent_ranks(lambda seconds: None) == [1], "the search would find it"
+    searching._stopped.set()
+    assert searching._silent_ranks(searching._stopped.wait) == []
