@@ -48,13 +48,15 @@ def evaluate(
     which: Which = "best",
     part: Literal["test", "valid"] = "test",
     filter_seen: bool | None = None,
+    users: int | None = None,
     plugins: Sequence[str | Path] = (),
     device: str = "auto",
 ) -> RunEvaluation:
     """Measure a trained run as `turbogr evaluate` does, without writing into its folder.
 
     `data` is where the store is now if it was moved. `filter_seen` says whether items that a user has had before are
-    left out of the candidates; None: as the run was trained. `plugins` are files or modules of your own that the run
+    left out of the candidates; None: as the run was trained. `users` measures a sample
+    of so many users, as `evaluate.users` does. `plugins` are files or modules of your own that the run
     needs. `device` is where the model computes; "auto" is the accelerator if there is one.
 
     Raises:
@@ -62,9 +64,13 @@ def evaluate(
             for a task that does not recommend items.
     """
     opened = open_run(run, data=data, which=which, plugins=plugins, device=device)
-    options: dict[str, Any] = {} if filter_seen is None else {"filter_seen": filter_seen}
+    given = {"filter_seen": filter_seen, "users": users}
+    options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if users is not None and users < 1:
+        raise UserError(f"users is {users}; give at least 1")
     if options and not isinstance(opened.task, RetrievalTask):
-        raise UserError(f"filter_seen is for runs of the task 'retrieval', not of '{opened.task.name}'; leave it out")
+        name = next(iter(options))
+        raise UserError(f"{name} is for runs of the task 'retrieval', not of '{opened.task.name}'; leave it out")
     result = opened.task.evaluate(opened.tables, opened.store, opened.split, part, **options)
     baselines = opened.task.measure_baselines(opened.store, opened.split, part, **options)
     protocol = f"{result.protocol}; {describe_checkpoint(opened.config, opened.split, opened.checkpoint, part)}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import shutil
 import signal
 import stat
@@ -23,12 +24,14 @@ import yaml
 
 from tests.stores import draw_histories, write_store
 from turbogr import cli, machine, ops
+from turbogr.api import evaluate as measure
 from turbogr.commands.evaluate import metric_table
 from turbogr.commands.recommend import read_users
 from turbogr.config import Config, DataConfig, EvaluateConfig, LossConfig, ModelConfig, TrainConfig
 from turbogr.data.prepare.item_table import add_item_info
 from turbogr.data.store import Store
 from turbogr.errors import UserError
+from turbogr.evaluation import progress_lines
 from turbogr.evaluation.evaluator import evaluate
 from turbogr.evaluation.metric_info import MetricInfo
 from turbogr.evaluation.metrics import margin
@@ -39,6 +42,7 @@ from turbogr.runs import open_run
 from turbogr.training.run import train
 
 NUM_USERS, NUM_ITEMS = 180, 50
+DEFAULTS = progress_lines.ProgressLines.__init__.__kwdefaults__
 CONFIG = Config(
     model=ModelConfig(dim=16, num_blocks=1, num_heads=1, max_len=12, num_time_buckets=16),
     loss=LossConfig(num_negatives=8),
@@ -80,6 +84,54 @@ def test_another_filter_leaves_the_run_as_it_is(run: Path, tmp_path: Path, capsy
     assert json.loads((tmp_path / "all.json").read_text())["parts"]["test"]["model"] == everything.metrics
     assert cli.main(["evaluate", str(run), "--filter-last", "0"]) == 2
     assert "--filter-last is 0; give at least 1" in capsys.readouterr().err
+
+
+def test_a_sample_of_users_in_a_recipe_and_on_the_command_line(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["evaluate", str(run)]) == 0
+    capsys.readouterr()
+    everything = json.loads((run / "evaluation.json").read_text())
+    assert "users" not in everything["rule"]
+    out = tmp_path / "sample.json"
+    assert cli.main(["evaluate", str(run), "--users", "30", "--json", str(out)]) == 0
+    printed = capsys.readouterr().out
+    sample = json.loads(out.read_text())
+    assert sample["num_users"] == 30 and sample["rule"] == {**everything["rule"], "users": 30, "users_seed": 0}
+    assert (
+        f"a sample of 30 of the {everything['num_users']} users, drawn by their ids with seed 0" in sample["protocol"]
+    )
+    assert sample["protocol"] in printed and "±" in printed
+    assert f"{everything['num_users'] - 30} users are not part of it: not in the sample." in printed
+    assert json.loads((run / "evaluation.json").read_text()) == everything, "the run keeps its own protocol"
+    assert measure(run, users=30).metrics == sample["parts"]["test"]["model"]
+
+    settings = yaml.safe_load((run / "config.yaml").read_text())
+    settings["evaluate"]["users"] = 30
+    (run / "config.yaml").write_text(yaml.safe_dump(settings))
+    assert cli.main(["evaluate", str(run)]) == 0
+    record = json.loads((run / "evaluation.json").read_text())
+    assert record.pop("coverage")["test"]["num_users"] == 30
+    sample.pop("coverage")
+    assert record == sample
+    step = open_run(run).checkpoint.step
+    by_user = UserPositions.read(run, "test", step)
+    assert by_user is not None and len(by_user.users) == 30
+    assert cli.main(["evaluate", str(run), "--users", "9999", "--json", str(out)]) == 0
+    whole = json.loads(out.read_text())
+    assert whole["parts"] == everything["parts"] and whole["protocol"] == everything["protocol"]
+    assert cli.main(["evaluate", str(run), "--users", "0"]) == 2
+    assert "--users is 0; give at least 1" in capsys.readouterr().err
+
+
+def test_a_long_evaluation_says_how_far_it_is_without_a_terminal(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress_lines.ProgressLines.__init__, "__kwdefaults__", {**DEFAULTS, "every": 0.0})
+    assert cli.main(["evaluate", str(run)]) == 0
+    printed = capsys.readouterr().err
+    assert re.search(r"^evaluating: [\d,]+ of \d+ users, \d+ s so far", printed, re.MULTILINE)
+    assert re.search(r"^measuring the baselines: \d+ s so far$", printed, re.MULTILINE)
 
 
 @pytest.mark.parametrize("filter_seen", [True, False])

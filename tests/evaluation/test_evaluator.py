@@ -18,10 +18,19 @@ from turbogr.data.split import Split
 from turbogr.data.store import Store
 from turbogr.errors import UserError
 from turbogr.evaluation import scorer as scorer_module
-from turbogr.evaluation.evaluator import Interrupted, baseline_metrics, evaluate, write_evaluation
+from turbogr.evaluation.evaluator import (
+    Interrupted,
+    baseline_metrics,
+    evaluate,
+    measure_baselines,
+    write_evaluation,
+)
+from turbogr.evaluation.held_out import HeldOut
 from turbogr.evaluation.metrics import MISSED, ranking_metrics
+from turbogr.evaluation.progress_lines import ProgressLines
 from turbogr.evaluation.sample_users import sample_users, write_samples
 from turbogr.evaluation.scorer import Encoder, ModelScorer
+from turbogr.evaluation.user_sample import UserSample
 from turbogr.models import RetrievalModel
 from turbogr.models.table_encoder import TableEncoder
 from turbogr.tables.table import LocalTable
@@ -57,6 +66,9 @@ class MeanEncoder:
         vectors = self.matrix[batch.items.values] @ self.project
         sums = torch.zeros(batch.num_sequences, vectors.shape[1]).index_add_(0, batch.items.row_index(), vectors)
         return F.normalize(sums, dim=1)
+
+
+KNOWN_SAMPLE = [118, 165, 187]
 
 
 def hstu(num_items: int, max_len: int) -> TableEncoder:
@@ -260,3 +272,64 @@ def test_the_evaluation_file_has_the_agreed_keys(tmp_path: Path) -> None:
         "rule": {"filter_seen": True},
         "protocol": "all of it",
     }
+
+
+def test_a_sample_of_users_is_measured_like_all(make_store: MakeStore) -> None:
+    store = make_store(draw_histories(1, 150, 40), 40)
+    split, scorer, sample = Split.of(store), ModelScorer(MeanEncoder(40), 7), UserSample(40, seed=3)
+    everything, result = evaluate(scorer, store, split), evaluate(scorer, store, split, sample=sample)
+    held_out = HeldOut.of(store, split, "test")
+    chosen = sample.choose(store, held_out.users)
+    assert len(set(chosen.tolist())) == 40 and result.users.tolist() == held_out.users[chosen].tolist()
+    assert result.positions.tolist() == everything.positions[chosen].tolist()
+    assert result.metrics == ranking_metrics(result.positions) and result.metrics != everything.metrics
+    assert result.standard_errors["ndcg@10"] > everything.standard_errors["ndcg@10"]
+    assert result.num_users + sum(result.skipped.values()) == store.num_users
+    assert result.skipped["not in the sample"] == len(held_out) - 40
+    named = f"; a sample of 40 of the {len(held_out)} users, drawn by their ids with seed 3, whose 95 % interval is at"
+    assert named in result.protocol
+    assert result.protocol.startswith(everything.protocol.partition("; ")[0])
+    for name, system in measure_baselines(store, split, sample=sample).items():
+        wanted = measure_baselines(store, split)[name].positions
+        assert system.positions is not None and wanted is not None
+        assert system.positions.tolist() == wanted[chosen].tolist(), "the same users as the model's"
+    whole = evaluate(scorer, store, split, sample=UserSample(1000))
+    assert (whole.protocol, whole.metrics, whole.skipped) == (
+        everything.protocol,
+        everything.metrics,
+        everything.skipped,
+    )
+
+
+def test_who_is_in_a_sample_follows_from_seed_and_id_alone(make_store: MakeStore) -> None:
+    store = make_store(draw_histories(1, 150, 40), 40)
+    users = np.arange(store.num_users)
+    chosen = UserSample(50, 1).choose(store, users)
+    assert set(UserSample(20, 1).choose(store, users)) < set(chosen), "a smaller sample is a part of a larger one"
+    assert set(UserSample(50, 2).choose(store, users)) != set(chosen)
+    fewer = np.setdiff1d(users, chosen[:10])
+    kept = set(fewer[UserSample(50, 1).choose(store, fewer)])
+    assert set(chosen[10:]) < kept, "other users of the store change nothing about these"
+    known = UserSample(3, 0).choose(store, users)
+    assert store.user_ids.decode(known).tolist() == KNOWN_SAMPLE, "the sample of a release stays that of the next"
+
+
+def test_lines_of_progress_come_at_intervals() -> None:
+    said: list[str] = []
+    now = [0.0]
+    lines = ProgressLines("measuring", 200, say=said.append, every=30.0, clock=lambda: now[0])
+    stop = lines.watching(lambda: now[0] >= 100)
+    for now[0], done in ((10.0, 50), (31.0, 50), (45.0, 10)):
+        lines.advance(done)
+    assert said == ["measuring: 100 of 200 users, 31 s so far, about 31 s left"]
+    now[0] = 62.0
+    assert not stop(), "asking whether to stop shows that work goes on"
+    assert said[1:] == ["measuring: 110 of 200 users, 62 s so far, about 51 s left"]
+    now[0] = 100.0
+    assert stop()
+    assert said[2:] == ["measuring: 110 of 200 users, 100 s so far, about 82 s left"]
+    quiet = ProgressLines("measuring", shown=False, say=said.append, every=0.0)
+    quiet.tick()
+    assert len(said) == 3
+    ProgressLines("baselines", say=said.append, every=0.0, clock=lambda: 5.0).tick()
+    assert said[3:] == ["baselines: 0 s so far"]

@@ -91,7 +91,7 @@ class ClickTask(Task):
         return self.inner.flops(lengths)
 
     def evaluate(self, tables, store, split, part, **options):
-        during_training = "should_stop" in options and not options.get("final")
+        during_training = part == "valid" and not options.get("final")
         loss = self.losses.pop(0) if during_training else 0.41
         return Clicks(part, {"log_loss": loss, "auc": 1 - loss})
 

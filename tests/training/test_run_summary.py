@@ -46,6 +46,21 @@ def test_the_summary_tells_what_the_best_checkpoint_is_worth(config: Config, sto
     assert set(environment) == {"versions", "machine", "backends", "ranks"}
 
 
+def test_a_sample_of_users_selects_and_stands_in_the_summary(config: Config, store: Store, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train(dataclasses.replace(config, evaluate=dataclasses.replace(config.evaluate, users=9)), store.path, run)
+    found, measured = json.loads((run / "summary.json").read_text()), evaluate(run)
+    assert found["num_users"] == measured.num_users == 9
+    assert (found["state"]["users"], found["state"]["users_seed"]) == (9, 0)
+    assert "; a sample of 9 of the " in found["protocol"]["text"] and found["protocol"]["text"] == measured.protocol
+    assert measured.metrics.items() <= found["metrics"].items()
+    assert all(values.items() <= found["baselines"][name].items() for name, values in measured.baselines.items())
+    by_user = UserPositions.read(run, "test", found["step"])
+    assert by_user is not None and len(by_user.users) == 9
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert {record["num_users"] for record in records if record["kind"] == "eval"} == {9}
+
+
 @pytest.mark.parametrize("filter_seen", [True, False])
 def test_the_summary_has_both_ways_to_treat_seen_items(
     config: Config, store: Store, tmp_path: Path, filter_seen: bool

@@ -20,6 +20,7 @@ from turbogr.files import check_writable, replace_text
 
 if TYPE_CHECKING:
     from turbogr.evaluation.metric_info import Coverage, MetricInfo
+    from turbogr.evaluation.progress_lines import ProgressLines
     from turbogr.evaluation.user_positions import Measured
     from turbogr.parallel.world import World
     from turbogr.runs import OpenedRun
@@ -60,6 +61,14 @@ def add_parser(subparsers: Any) -> None:
             help=f"rank {meaning} the items that the user has had before, whichever way the run was trained; a result "
             "of the other way is printed, and written to --json only",
         )
+    parser.add_argument(
+        "--users",
+        metavar="N",
+        type=int,
+        help="measure a sample of N users, drawn by their ids with evaluate.users_seed, the same for every method; an "
+        "N of at least the number of users measures all of them. A result of another sample than the run's is printed, "
+        "and written to --json only",
+    )
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the result to this file too")
     parser.add_argument("--ranks", metavar="N", type=int, help="share the users among N processes on this machine")
     add_device_option(parser)
@@ -86,7 +95,7 @@ def _command(args: argparse.Namespace) -> list[str]:
     """The arguments of turbogr that do the same without --ranks."""
     command = ["evaluate", str(args.folder), "--which", args.which, "--part", args.part, "--device", args.device]
     optional = {"--data": args.data, "--batch-size": args.batch_size, "--json": args.json}
-    optional["--filter-last"] = args.filter_last
+    optional |= {"--filter-last": args.filter_last, "--users": args.users}
     command += plugins_arguments(args)
     if args.filter_seen is not None:
         command.append("--exclude-seen" if args.filter_seen else "--include-seen")
@@ -102,7 +111,11 @@ def _evaluate(args: argparse.Namespace, world: World) -> None:
     from turbogr.runs import open_run
     from turbogr.training.checkpoint_selection import describe_checkpoint
 
-    for name, value in (("--batch-size", args.batch_size), ("--filter-last", args.filter_last)):
+    for name, value in (
+        ("--batch-size", args.batch_size),
+        ("--filter-last", args.filter_last),
+        ("--users", args.users),
+    ):
         if value is not None and value < 1:
             raise UserError(f"{name} is {value}; give at least 1")
     if args.json is not None:
@@ -124,7 +137,8 @@ def _evaluate(args: argparse.Namespace, world: World) -> None:
         opened.store,
         opened.split,
         args.part,
-        **_options(args, "batch_size", "filter_last", "filter_seen"),
+        should_stop=_lines("measuring what is delivered").watching(),
+        **_options(args, "batch_size", "filter_last", "filter_seen", "users"),
     )
     delivered = {} if better is None else {"delivered": Measured.of(better)}
     measured = {**delivered, "model": Measured.of(result), **baselines}
@@ -157,16 +171,35 @@ def _evaluate(args: argparse.Namespace, world: World) -> None:
 
 
 def _measure(args: argparse.Namespace, opened: OpenedRun, world: World) -> Measurement:
-    given = _options(args, "batch_size", "filter_last", "filter_seen")
+    given = _options(args, "batch_size", "filter_last", "filter_seen", "users")
     if given:
         _check_options(opened, given)
-    num_users = int((opened.split.targets(args.part) >= 0).sum())
-    total = -(-num_users // world.size)  # of this rank, about
+    total = opened.task.num_measured(opened.split, args.part, world.size, args.users)
     disable = None if world.is_first else True
+    lines = _lines("evaluating", total, shown=world.is_first)
     with tqdm(total=total, desc="evaluating", unit="user", delay=2, leave=False, disable=disable) as bar:
+
+        def advance(num_users: int) -> None:
+            bar.update(num_users)
+            lines.advance(num_users)
+
         return opened.task.evaluate(
-            opened.tables, opened.store, opened.split, args.part, progress=bar.update, world=world, **given
+            opened.tables,
+            opened.store,
+            opened.split,
+            args.part,
+            progress=advance,
+            should_stop=lines.watching(),
+            world=world,
+            **given,
         )
+
+
+def _lines(title: str, total: int | None = None, *, shown: bool = True) -> ProgressLines:
+    """Progress where stderr is no terminal, which has a bar."""
+    from turbogr.evaluation.progress_lines import ProgressLines
+
+    return ProgressLines(title, total, shown=shown and not sys.stderr.isatty())
 
 
 def _options(args: argparse.Namespace, *names: str) -> dict[str, Any]:
@@ -176,7 +209,9 @@ def _options(args: argparse.Namespace, *names: str) -> dict[str, Any]:
 
 def _is_standard(args: argparse.Namespace, opened: OpenedRun) -> bool:
     """Whether the run is measured by its own protocol, so that the result belongs into its folder."""
-    return args.filter_last is None and args.filter_seen in (None, opened.config.evaluate.filter_seen)
+    config = opened.config.evaluate
+    own = args.filter_seen in (None, config.filter_seen) and args.users in (None, config.users)
+    return args.filter_last is None and own
 
 
 def _check_options(opened: OpenedRun, given: Mapping[str, Any]) -> None:
@@ -193,14 +228,15 @@ def _check_options(opened: OpenedRun, given: Mapping[str, Any]) -> None:
 
 
 def _baselines(args: argparse.Namespace, opened: OpenedRun) -> dict[str, Measured]:
-    given = _options(args, "filter_last", "filter_seen")
+    given = _options(args, "filter_last", "filter_seen", "users")
     with tqdm(desc="measuring the baselines", bar_format="{desc} {elapsed}", delay=2, leave=False, disable=None) as bar:
 
         def update_bar() -> bool:
             bar.update()
             return False
 
-        return opened.task.measure_baselines(opened.store, opened.split, args.part, should_stop=update_bar, **given)
+        should_stop = _lines("measuring the baselines").watching(update_bar)
+        return opened.task.measure_baselines(opened.store, opened.split, args.part, should_stop=should_stop, **given)
 
 
 def _write(
@@ -226,7 +262,8 @@ def _write(
     head: dict[str, Any] = {"num_users": result.num_users, "protocol": protocol, "skipped": dict(result.skipped)}
     if args.part == "valid" and "test" in earlier.get("parts", {}):
         head = {key: earlier[key] for key in head}
-    rule = opened.task.rule(opened.config.evaluate)
+    config = opened.config.evaluate
+    rule = opened.task.rule(config if args.users is None else dataclasses.replace(config, users=args.users))
     metrics = {name: system.metrics for name, system in measured.items()}
     errors = {name: system.standard_errors for name, system in measured.items() if system.standard_errors}
     details = {name: system.details for name, system in measured.items() if system.details}
@@ -253,7 +290,8 @@ def _write(
     samples = opened.task.samples(opened.tables, opened.store, opened.split, args.part)
     if samples is not None:
         write_samples(args.folder / "samples.json", {"step": opened.checkpoint.step, **samples})
-    by_user = UserPositions.of(opened.store, opened.split, args.part, opened.checkpoint.step, measured)
+    sample = opened.task.sample()
+    by_user = UserPositions.of(opened.store, opened.split, args.part, opened.checkpoint.step, measured, sample)
     if by_user is not None:
         by_user.write(args.folder)
     return target

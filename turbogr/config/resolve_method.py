@@ -20,7 +20,7 @@ from turbogr.errors import UserError
 from turbogr.plugins import find
 
 _USED_BY_TRAIN = ("seed", "threads", "backend", "copy_data", "device", "tensorboard", "profile", "timeline")
-_USED_BY_EVALUATE = ("part", "ks", "baselines", "metric", "metrics", "filter_seen", "batch_size")
+_USED_BY_EVALUATE = ("part", "ks", "baselines", "metric", "metrics", "filter_seen", "batch_size", "users", "users_seed")
 _FOLLOW = ("data.repeated_targets", "defaults")  # what recipes for any log leave to the data, for networks
 
 

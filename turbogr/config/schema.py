@@ -306,6 +306,9 @@ class EvaluateConfig:
     fifth or more of the validation items are such repeats. `batch_size` bounds the users evaluated together (unset:
     from the catalogue); metrics do not depend on it.
 
+    `users` measures a sample of so many users, fixed by their ids and `users_seed` (unset: all users): the same for
+    every method, on any number of ranks and in every run. The protocol names it.
+
     `baselines` are the simple methods that the model is compared with at the end (unset: all that can be fitted).
     """
 
@@ -319,6 +322,8 @@ class EvaluateConfig:
     min_drop: float = 0.0
     filter_seen: bool | None = True
     batch_size: int | None = None
+    users: int | None = None
+    users_seed: int = 0
 
     @property
     def excludes_seen(self) -> bool:
@@ -327,7 +332,8 @@ class EvaluateConfig:
         return self.filter_seen
 
     def check(self) -> None:
-        positive(self, "every", "patience", "batch_size")
+        positive(self, "every", "patience", "batch_size", "users")
+        between(self, 0, math.inf, "users_seed")
         between(self, 0.0, math.inf, "min_drop")
         if not self.ks or any(k < 1 for k in self.ks):
             raise UserError(f"evaluate.ks must be positive cut-offs such as [10, 50, 200], got {list(self.ks)}")
@@ -532,6 +538,7 @@ class Config:
             if hasattr(options, "check"):
                 options.check()
         self._check_metric()
+        self._check_users()
         self._check_baselines()
         self._check_hard()
         if self.parallel.balance == "token-budget" and self.data.batch_tokens is None:
@@ -561,6 +568,13 @@ class Config:
             raise UserError(
                 f"evaluate.metric '{metric}' is not measured; choose from {', '.join(known)}."
                 f"{did_you_mean(metric, known)}"
+            )
+
+    def _check_users(self) -> None:
+        if self.evaluate.users is not None and not registry.find("task", self.task).factory.samples_users:
+            raise UserError(
+                f"evaluate.users {self.evaluate.users} measures a sample of users, which the task '{self.task}' "
+                "does not do; leave it out"
             )
 
     def _check_baselines(self) -> None:

@@ -20,6 +20,7 @@ from turbogr.evaluation.job_pool import Step, run_jobs
 from turbogr.evaluation.metric_info import Coverage
 from turbogr.evaluation.scorer import Scorer, batches_of
 from turbogr.evaluation.user_histories import StoreHistories
+from turbogr.evaluation.user_sample import UserSample
 from turbogr.jagged import Jagged
 
 DEFAULT_K = 10
@@ -34,9 +35,10 @@ def coverage(
     *,
     k: int = DEFAULT_K,
     filter_seen: bool = True,
+    sample: UserSample | None = None,
     should_stop: Callable[[], bool] | None = None,
 ) -> Coverage:
-    """Measure the coverage of the lists of the users of `part`, with the candidates of `evaluate`.
+    """Measure the coverage of the lists of a part's users, or of a `sample` of them, with `evaluate`'s candidates.
 
     Where users × items exceed MAX_SCORES, some users at even steps of the store are taken; `num_users` counts them.
 
@@ -44,7 +46,7 @@ def coverage(
         Interrupted: `should_stop` returned True.
         UserError: the split holds nothing out for this part.
     """
-    held_out = HeldOut.of(store, split, part)
+    held_out = HeldOut.of(store, split, part, sample=sample)
     chosen = _even_steps(len(held_out), max(1, MAX_SCORES // store.num_items))
 
     def shown_by(job: slice, step: Step) -> Int64Array:

@@ -28,6 +28,7 @@ from turbogr.evaluation.metrics import DEFAULT_KS, MISSED, Metric, ranking_metri
 from turbogr.evaluation.scorer import Scorer, batches_of
 from turbogr.evaluation.user_histories import StoreHistories
 from turbogr.evaluation.user_positions import Measured
+from turbogr.evaluation.user_sample import UserSample
 from turbogr.files import replace_text
 from turbogr.jagged import Jagged
 from turbogr.parallel.world import World
@@ -81,6 +82,7 @@ def evaluate(
     ks: Sequence[int] = DEFAULT_KS,
     filter_seen: bool = True,
     filter_last: int | None = None,
+    sample: UserSample | None = None,
     extra: Mapping[str, Metric] | None = None,
     batch_size: int | None = None,
     progress: Callable[[int], None] | None = None,
@@ -94,13 +96,14 @@ def evaluate(
     counts as missed; the other way is measured in the same pass. `batch_size` users (rounded up to whole tiles) share
     one pass over the catalogue; unset, it follows from the size of the catalogue. `progress` is called with the number
     of users scored since its last call. In a `world` of several ranks all of them call this function, each ranks the
-    items of some users, and each returns the whole result. `extra` are further metrics by name.
+    items of some users, and each returns the whole result. `extra` are further metrics by name. With a `sample`
+    only its users are measured.
 
     Raises:
         Interrupted: `should_stop` returned True, on any rank; it is asked several times a second.
         UserError: the split holds nothing out for this part, or a score is not a finite number.
     """
-    held_out = HeldOut.of(store, split, part, filter_last=filter_last)
+    held_out = HeldOut.of(store, split, part, filter_last=filter_last, sample=sample)
     targets = torch.from_numpy(held_out.targets)
 
     def rank_targets(chosen: slice, step: Step) -> Int64Array:
@@ -140,14 +143,20 @@ def evaluate(
         users=held_out.users,
         positions=positions,
         skipped=held_out.skipped,
-        protocol=_protocol(store, split, part, filter_seen, filter_last, int((positions == MISSED).sum())),
+        protocol=_protocol(store, split, part, filter_seen, filter_last, int((positions == MISSED).sum()), sample),
         metrics_exclude_seen=exclude_seen,
         metrics_include_seen=include_seen,
     )
 
 
 def _protocol(
-    store: Store, split: Split, part: str, filter_seen: bool, filter_last: int | None, num_repeated: int
+    store: Store,
+    split: Split,
+    part: str,
+    filter_seen: bool,
+    filter_last: int | None,
+    num_repeated: int,
+    sample: UserSample | None,
 ) -> str:
     """Return one sentence that says what the metrics of `part` measure."""
     item = "validation item" if part == "valid" else "test item"
@@ -156,7 +165,9 @@ def _protocol(
     if num_repeated:
         seen += f"; {num_repeated:,} {item}{'s were' if num_repeated > 1 else ' was'} among these and counted as missed"
     ties = "; events at the same time are in random order" if (store.manifest.ties or ("",))[0] == "random" else ""
-    return f"{split.describe()}{ties}; the {item} is ranked against all {store.num_items:,} items, {seen}"
+    sampled = "" if sample is None else sample.describe(int((split.targets(part) >= 0).sum()))
+    users = f"; {sampled}" if sampled else ""
+    return f"{split.describe()}{ties}; the {item} is ranked against all {store.num_items:,} items, {seen}{users}"
 
 
 def baseline_metrics(store: Store, split: Split, part: str = "test", **options: Any) -> dict[str, Metrics]:
@@ -172,11 +183,12 @@ def measure_baselines(
     ks: Sequence[int] = DEFAULT_KS,
     filter_seen: bool = True,
     filter_last: int | None = None,
+    sample: UserSample | None = None,
     extra: Mapping[str, Metric] | None = None,
     should_stop: Callable[[], bool] | None = None,
 ) -> dict[str, Measured]:
     """Measure "popularity" and "markov" on the same users, candidates and filter as `evaluate`."""
-    held_out = HeldOut.of(store, split, part, filter_last=filter_last)
+    held_out = HeldOut.of(store, split, part, filter_last=filter_last, sample=sample)
     counts = store.item_counts(split.train_end)
 
     def stop() -> None:

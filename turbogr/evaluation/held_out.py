@@ -13,6 +13,7 @@ from turbogr.data.split import Split
 from turbogr.data.store import Store
 from turbogr.data.vocabulary import Int64Array
 from turbogr.errors import UserError
+from turbogr.evaluation.user_sample import UserSample
 
 
 @dataclass(frozen=True)
@@ -33,8 +34,16 @@ class HeldOut:
     filter_last: int | None = None
 
     @classmethod
-    def of(cls, store: Store, split: Split, part: str, *, filter_last: int | None = None) -> HeldOut:
-        """Collect the held-out events of `part` ("valid" or "test").
+    def of(
+        cls,
+        store: Store,
+        split: Split,
+        part: str,
+        *,
+        filter_last: int | None = None,
+        sample: UserSample | None = None,
+    ) -> HeldOut:
+        """Collect the held-out events of `part` ("valid" or "test"), of all users or of those of a `sample`.
 
         Raises:
             UserError: the split holds nothing out for this part.
@@ -50,15 +59,20 @@ class HeldOut:
         assert (events[users] > starts).all(), "a held-out event needs a history"
         missing = store.num_users - len(users)
         skipped = {f"no {part} event": missing} if missing else {}
-        return cls(store, part, users, starts, events[users], skipped, filter_last)
+        found = cls(store, part, users, starts, events[users], skipped, filter_last)
+        if sample is None or sample.num_users >= len(users):
+            return found
+        return found._only(sample.choose(store, users), "not in the sample")
 
     def sample(self, most: int, seed: int = 0) -> HeldOut:
         """Return at most `most` of the users, drawn by `seed`, in store order; the others count as skipped."""
         if len(self) <= most:
             return self
-        chosen = np.sort(np.random.default_rng(seed).choice(len(self), most, replace=False))
+        return self._only(np.sort(np.random.default_rng(seed).choice(len(self), most, replace=False)), "not drawn")
+
+    def _only(self, chosen: Int64Array, reason: str) -> HeldOut:
         users, starts, events = (column[chosen] for column in (self.users, self.starts, self.events))
-        skipped = {**self.skipped, "not drawn": len(self) - most}
+        skipped = {**self.skipped, reason: len(self) - len(chosen)}
         return dataclasses.replace(self, users=users, starts=starts, events=events, skipped=skipped)
 
     def __len__(self) -> int:

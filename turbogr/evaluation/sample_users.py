@@ -19,6 +19,7 @@ from turbogr.evaluation.item_ranking import target_positions, top_k
 from turbogr.evaluation.metrics import MISSED
 from turbogr.evaluation.scorer import Scorer, no_step
 from turbogr.evaluation.user_histories import StoreHistories
+from turbogr.evaluation.user_sample import UserSample
 from turbogr.files import replace_text
 from turbogr.jagged import Jagged
 
@@ -33,13 +34,14 @@ def sample_users(
     k: int = 10,
     num_history: int = 20,
     filter_seen: bool = True,
+    sample: UserSample | None = None,
 ) -> dict[str, Any]:
     """Return the content of samples.json; candidates and positions are those of `evaluate`, None for MISSED.
 
     Users are taken at even steps of the order by history length, so that short and long histories are shown. Items have
     their titles where the store has them.
     """
-    held_out = HeldOut.of(store, split, part)
+    held_out = HeldOut.of(store, split, part, sample=sample)
     chosen = _spread(held_out.events - held_out.starts, num_users)
     users, starts, events = held_out.users[chosen], held_out.starts[chosen], held_out.events[chosen]
     targets = held_out.targets[chosen]

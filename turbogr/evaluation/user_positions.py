@@ -20,6 +20,7 @@ from turbogr.data.store import Store
 from turbogr.data.vocabulary import Int64Array
 from turbogr.evaluation.held_out import HeldOut
 from turbogr.evaluation.metrics import MISSED
+from turbogr.evaluation.user_sample import UserSample
 from turbogr.files import atomic_file
 
 FOLDER = "positions"
@@ -77,13 +78,19 @@ class UserPositions:
 
     @classmethod
     def of(
-        cls, store: Store, split: Split, part: str, step: int, measured: Mapping[str, Measured]
+        cls,
+        store: Store,
+        split: Split,
+        part: str,
+        step: int,
+        measured: Mapping[str, Measured],
+        sample: UserSample | None = None,
     ) -> UserPositions | None:
-        """Collect the positions of the systems that have some; None if the model has none."""
+        """Collect the positions of the systems that have some, of the users of `sample`; None if the model has none."""
         positions = {name: system.positions for name, system in measured.items() if system.positions is not None}
         if MODEL not in positions:
             return None
-        held_out = HeldOut.of(store, split, part)
+        held_out = HeldOut.of(store, split, part, sample=sample)
         assert all(len(found) == len(held_out) for found in positions.values()), "one position per held-out item"
         counts = store.item_counts(split.train_end)
         lengths = held_out.events - held_out.starts

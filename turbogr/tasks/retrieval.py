@@ -22,6 +22,7 @@ from turbogr.evaluation.metrics import DEFAULT_KS, REPEATED, describe_metrics, e
 from turbogr.evaluation.sample_users import sample_users
 from turbogr.evaluation.scorer import ModelScorer, Scorer
 from turbogr.evaluation.user_positions import Measured
+from turbogr.evaluation.user_sample import UserSample
 from turbogr.models import RetrievalModel
 from turbogr.models.flops import nominal_flops, strict_flops
 from turbogr.models.table_encoder import TableEncoder
@@ -43,6 +44,7 @@ class RetrievalTask(Task):
 
     name = "retrieval"
     predicts_items = True
+    samples_users = True
 
     def __init__(self, config: Config, data: DataFacts) -> None:
         self.config = config
@@ -98,11 +100,14 @@ class RetrievalTask(Task):
     def rule(config: EvaluateConfig, *, final: bool = False) -> dict[str, Any]:
         ks = list(_final_ks(config) if final else config.ks)
         rule = {"ks": ks, "filter_seen": config.excludes_seen, "repeated": REPEATED}
+        if config.users is not None:
+            rule |= {"users": config.users, "users_seed": config.users_seed}
         return {**rule, "metrics": list(config.metrics)} if config.metrics else rule
 
     @staticmethod
     def describe_rule(config: EvaluateConfig) -> str:
-        return f"seen items out, repeated ones {REPEATED}" if config.excludes_seen else "seen items in"
+        seen = f"seen items out, repeated ones {REPEATED}" if config.excludes_seen else "seen items in"
+        return seen if config.users is None else f"{seen}, {config.users} users of seed {config.users_seed}"
 
     @staticmethod
     def is_comparable(rule: Mapping[str, Any]) -> bool:
@@ -229,10 +234,11 @@ class RetrievalTask(Task):
         batch_size: int | None = None,
         filter_last: int | None = None,
         filter_seen: bool | None = None,
+        users: int | None = None,
     ) -> Evaluation:
         """As `Task.evaluate`.
 
-        `batch_size` and `filter_seen` replace those of the config, `filter_last` is that of the evaluator.
+        `batch_size`, `filter_seen` and `users` replace those of the config, `filter_last` is that of the evaluator.
         """
         return evaluate(
             self.own_scorer(tables, store, split, should_stop),
@@ -244,7 +250,7 @@ class RetrievalTask(Task):
             progress=progress,
             should_stop=should_stop,
             world=world,
-            **self._options(final, filter_seen),
+            **self._options(final, filter_seen, users),
         )
 
     def baselines(self, store: Store, split: Split, part: str, **options: Any) -> dict[str, Metrics]:
@@ -261,9 +267,10 @@ class RetrievalTask(Task):
         should_stop: Callable[[], bool] | None = None,
         filter_last: int | None = None,
         filter_seen: bool | None = None,
+        users: int | None = None,
         **options: Any,
     ) -> dict[str, Measured]:
-        options |= self._options(final, filter_seen)
+        options |= self._options(final, filter_seen, users)
         options |= {"should_stop": should_stop, "filter_last": filter_last}
         found = measure_baselines(store, split, part, **options)
         wanted = self.compared_methods()
@@ -327,11 +334,12 @@ class RetrievalTask(Task):
         final: bool = False,
         should_stop: Callable[[], bool] | None = None,
         filter_seen: bool | None = None,
+        users: int | None = None,
         **options: Any,
     ) -> Evaluation | None:
         if self.delivered is None or self.delivered.is_model:
             return None
-        options |= self._options(final, filter_seen)
+        options |= self._options(final, filter_seen, users)
         scorer = self.recommender(tables, store, split)
         return evaluate(scorer, store, split, part, should_stop=should_stop, **options)
 
@@ -344,20 +352,26 @@ class RetrievalTask(Task):
         *,
         should_stop: Callable[[], bool] | None = None,
     ) -> Coverage:
-        filter_seen = self.config.evaluate.excludes_seen
-        return coverage(
-            self.recommender(tables, store, split), store, split, part, filter_seen=filter_seen, should_stop=should_stop
-        )
+        scorer, filter_seen = self.recommender(tables, store, split), self.config.evaluate.excludes_seen
+        sample = self.sample()
+        return coverage(scorer, store, split, part, filter_seen=filter_seen, sample=sample, should_stop=should_stop)
 
     def samples(self, tables: Mapping[str, Tensor], store: Store, split: Split, part: str) -> dict[str, Any]:
-        filter_seen = self.config.evaluate.excludes_seen
-        return sample_users(self.recommender(tables, store, split), store, split, part, filter_seen=filter_seen)
+        scorer, filter_seen = self.recommender(tables, store, split), self.config.evaluate.excludes_seen
+        return sample_users(scorer, store, split, part, filter_seen=filter_seen, sample=self.sample())
 
-    def _options(self, final: bool, filter_seen: bool | None) -> dict[str, Any]:
+    def sample(self, users: int | None = None) -> UserSample | None:
+        config = self.config.evaluate
+        num = users or config.users
+        return None if num is None else UserSample(num, config.users_seed)
+
+    def _options(self, final: bool, filter_seen: bool | None, users: int | None = None) -> dict[str, Any]:
         config = self.config.evaluate
         ks = _final_ks(config) if final else config.ks
         filter_seen = config.excludes_seen if filter_seen is None else filter_seen
-        return {"ks": ks, "filter_seen": filter_seen, "extra": extra_metrics(self.config)}
+        found = {"ks": ks, "filter_seen": filter_seen, "extra": extra_metrics(self.config)}
+        sample = self.sample(users)
+        return found if sample is None else {**found, "sample": sample}
 
 
 def _final_ks(config: EvaluateConfig) -> tuple[int, ...]:

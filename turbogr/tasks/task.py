@@ -24,6 +24,7 @@ from turbogr.data.split import Split
 from turbogr.data.store import Store
 from turbogr.evaluation.metric_info import Coverage, MetricInfo
 from turbogr.evaluation.user_positions import Measured
+from turbogr.evaluation.user_sample import UserSample
 from turbogr.layers import Block
 from turbogr.parallel.world import World
 from turbogr.simple.delivery import Delivered
@@ -84,6 +85,8 @@ class Task(ABC):
     predicts_actions: ClassVar[bool] = False
     """Whether it predicts what users do with an item, so that every event of a part is held out, and every training
     event of a user is trained on, the first one included."""
+    samples_users: ClassVar[bool] = False
+    """Whether its evaluation follows `evaluate.users`."""
     model: nn.Module
     tables: list[TableSpec]
     columns: dict[str, str]
@@ -209,6 +212,15 @@ class Task(ABC):
         return False
 
     # Measuring.
+
+    def sample(self, users: int | None = None) -> UserSample | None:
+        """Return the users that are measured; None: all. `users` replaces the number of the config."""
+        return None
+
+    def num_measured(self, split: Split, part: str, num_ranks: int = 1, users: int | None = None) -> int:
+        """Return about how many users a rank measures on a part, for showing progress."""
+        total, sample = int((split.targets(part) >= 0).sum()), self.sample(users)
+        return -(-(total if sample is None else min(total, sample.num_users)) // num_ranks)
 
     @abstractmethod
     def evaluate(

@@ -17,6 +17,7 @@ from turbogr.config import Config
 from turbogr.data.split import Split
 from turbogr.data.store import Store
 from turbogr.device_measurement import peak_memory as peak_memory_on
+from turbogr.evaluation.progress_lines import ProgressLines
 from turbogr.evaluation.sample_users import write_samples
 from turbogr.evaluation.user_positions import Measured, UserPositions
 from turbogr.files import replace_text
@@ -67,11 +68,23 @@ def write_summary(
     trained = trained or world.run_on_all(lambda: load_model(run, device=device or "cpu"))
     started = time.perf_counter()
     part = "test" if (split.test >= 0).any() else "valid"
-    result = trained.task.evaluate(trained.tables, store, split, part, final=True, should_stop=should_stop, world=world)
+    total = trained.task.num_measured(split, part, world.size)
+    lines = ProgressLines(f"measuring the {part} items", total, shown=world.is_first)
+    result = trained.task.evaluate(
+        trained.tables,
+        store,
+        split,
+        part,
+        final=True,
+        progress=lines.advance,
+        should_stop=lines.watching(should_stop),
+        world=world,
+    )
     peak_memory = sum(world.gather_objects(peak_memory_bytes()))
     on_device = world.gather_objects(None if device is None else peak_memory_on(device))
     if not world.is_first:
         return
+    should_stop = ProgressLines("measuring the baselines and what to deliver").watching(should_stop)
     baselines = trained.task.measure_baselines(store, split, part, final=True, should_stop=should_stop)
     model = Measured.of(result)
     chosen = trained.task.deliver(trained.tables, store, split, should_stop=should_stop)
@@ -110,7 +123,8 @@ def write_summary(
         "wall_seconds": progress.wall_seconds + time.perf_counter() - started,
         "state": _state(config, progress),
     }
-    by_user = UserPositions.of(store, split, part, trained.checkpoint.step, {**_systems(model, better), **baselines})
+    systems = {**_systems(model, better), **baselines}
+    by_user = UserPositions.of(store, split, part, trained.checkpoint.step, systems, trained.task.sample())
     if by_user is not None:
         by_user.write(run)
     samples = trained.task.samples(trained.tables, store, split, part)

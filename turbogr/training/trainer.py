@@ -34,6 +34,7 @@ from turbogr.errors import Note, RankLost, UserError, warn_caller
 from turbogr.evaluation.job_pool import Interrupted
 from turbogr.evaluation.metric_info import one_per_family
 from turbogr.evaluation.metrics import margin
+from turbogr.evaluation.progress_lines import ProgressLines
 from turbogr.files import replace_text
 from turbogr.parallel.mesh import Mesh
 from turbogr.parallel.world import World, before_ending
@@ -510,12 +511,15 @@ class Trainer:
         config, progress = self.config.evaluate, self.progress
         started = time.perf_counter()
         self._record_training(tracker)
+        total = self.task.num_measured(self.split, self.part, self.world.size)
+        lines = ProgressLines(f"measuring the {self.part} items", total, say=tracker.say)
         result = self.task.evaluate(
             self.tables.gather_all(),
             self.store,
             self.split,
             self.part,
-            should_stop=self.stop.is_requested,
+            progress=lines.advance,
+            should_stop=lines.watching(self.stop.is_requested),
             world=self.world,
         )
         seconds = time.perf_counter() - started
