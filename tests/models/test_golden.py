@@ -328,7 +328,9 @@ def test_the_types_of_other_ports_are_converted(
     path = tmp_path / "port.npz"
     write_golden(path, named(name))
     as_another_port_writes(path, floats, integers)
-    assert main(["conformance", str(path), "--tolerance", "2e-5"]) == 0, capsys.readouterr().err
+    with np.load(path) as file:  # the gradient of a single number has the wider bound of a fair file, as above
+        tolerance = "2e-5" if any(file[key].size <= 3 for key in file.files if key.startswith("param/")) else "5e-6"
+    assert main(["conformance", str(path), "--tolerance", tolerance]) == 0, capsys.readouterr().err
 
 
 def test_small_and_reordered_arrays_are_converted(tmp_path: Path) -> None:
